@@ -1,0 +1,27 @@
+"""Draft trees as plain tensors: growing them, attending within them, walking them.
+
+This room knows no model. A scorer callback grows a tree (`growth`), a mask and positions let any
+causal model score all of its nodes in one forward pass (`attention`), and a verdict per node turns
+into the path to commit (`walk`).
+"""
+
+from eagle_dropmatch.tree.attention import ancestor_matrix, position_ids, tree_attention
+from eagle_dropmatch.tree.draft_tree import DraftTree, choice_parents
+from eagle_dropmatch.tree.growth import BeamLevel, Expansion, candidate_count, grow
+from eagle_dropmatch.tree.walk import AcceptedPath, children, longest_accepted_path, paths
+
+__all__ = [
+    "AcceptedPath",
+    "BeamLevel",
+    "DraftTree",
+    "Expansion",
+    "ancestor_matrix",
+    "candidate_count",
+    "children",
+    "choice_parents",
+    "grow",
+    "longest_accepted_path",
+    "paths",
+    "position_ids",
+    "tree_attention",
+]
