@@ -1,0 +1,132 @@
+"""Drafting with an EAGLE-3 network: extend by true features, then grow a tree level by level."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle_dropmatch.cache import TreeCache
+from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation, TreeShape
+from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
+from eagle_dropmatch.tree import BeamLevel, DraftTree, Expansion, grow
+
+
+class Eagle3Drafter(Drafter):
+    """Keeps the draft's keys and values of committed slots and grows trees behind them.
+
+    Slot t holds the feature of target position t and the token at t + 1, at rotary position t.
+    Only slots built from the target's own features stay; a drafted slot is forgotten when its
+    tree has been verified (contract of the public reference, and what keeps acceptance up).
+    """
+
+    def __init__(self, draft: Eagle3Draft, shape: TreeShape) -> None:
+        self.draft = draft
+        self.shape = shape
+        # Each row's last output, from which it drafts: [B, H].
+        self._feature: Tensor
+        self._head_input: Tensor
+
+    def start(self, prompt: DraftPrompt) -> None:
+        batch, size = prompt.tokens.shape
+        config, device = self.draft.config, self.draft.device
+        self._cache = TreeCache(
+            [device],
+            batch,
+            config.num_key_value_heads,
+            config.head_dim,
+            size + 64 + self.shape.levels * self.shape.top_k,
+            self.draft.dtype,
+        )
+        self._roots = prompt.roots.to(device)
+        tokens = F.pad(prompt.tokens[:, 1:], (0, 1)).to(device)
+        last = torch.tensor(prompt.lengths, device=device) - 1
+        tokens.scatter_(1, last[:, None], self._roots[:, None])
+        self._extend(tokens, prompt.features.to(device), list(prompt.lengths))
+
+    def observe(self, seen: Observation) -> None:
+        device = self.draft.device
+        self._roots = seen.bonus.to(device)
+        longest = max(seen.counts)
+        path = seen.path[:, :longest].clamp(min=0)
+        features = seen.features.gather(
+            1, path[..., None].expand(-1, -1, seen.features.shape[-1]).to(seen.features.device)
+        )
+        self._extend(seen.tokens[:, :longest].to(device), features.to(device), list(seen.counts))
+
+    def select(self, rows: Tensor) -> None:
+        self._cache.select(rows)
+        self._roots, self._feature = self._roots[rows], self._feature[rows]
+        self._head_input = self._head_input[rows]
+
+    def propose(self) -> DraftTree:
+        width = min(self.shape.top_k, self.draft.config.draft_vocab_size)
+        self._beam = self._feature[:, None].expand(-1, width, -1)
+        return grow(
+            self._roots,
+            self._best(self._head_input[:, None], width),
+            self._expand,
+            depth=self.shape.depth,
+            top_k=width,
+            total_token=self.shape.total_token,
+        )
+
+    def _extend(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
+        """Append slots with true features; keep each row's last output, from which it drafts."""
+        size = tokens.shape[1]
+        starts = self._cache.lengths[:, None]
+        steps = torch.arange(size, device=tokens.device)
+        positions = starts + steps
+        self._cache.open(size)
+        slots = torch.arange(self._cache.key_length, device=tokens.device)
+        seen = slots <= positions[..., None]
+        feature, head_input = self._forward(tokens, self.draft.fuse(features), positions, seen)
+        self._cache.commit(counts)
+        rows = torch.arange(tokens.shape[0], device=tokens.device)
+        last = (torch.tensor(counts, device=tokens.device) - 1).clamp(min=0)
+        self._feature, self._head_input = feature[rows, last], head_input[rows, last]
+
+    def _expand(self, level: BeamLevel) -> Expansion:
+        """One level of growth: every beam row attends to the context and to its own ancestors."""
+        width = level.tokens.shape[1]
+        if level.index > 0:
+            rows = level.parent_rows[..., None].expand(-1, -1, self._beam.shape[-1])
+            self._beam = self._beam.gather(1, rows)
+        self._cache.open(width, behind=level.index * width)
+        lengths = self._cache.lengths[:, None]
+        slots = torch.arange(self._cache.key_length, device=lengths.device)
+        seen = (slots < lengths)[:, None].repeat(1, width, 1)
+        drafted = lengths + torch.arange(level.visible.shape[-1], device=lengths.device)
+        seen.scatter_(2, drafted[:, None].expand(-1, width, -1), level.visible)
+        positions = (lengths + level.index).expand(-1, width)
+        self._beam, head_input = self._forward(level.tokens, self._beam, positions, seen)
+        return self._best(head_input, width)
+
+    def _forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The network over new slots; ``seen`` [B, S, keys] says what each attends to."""
+        mask = torch.zeros(seen.shape, dtype=self.draft.dtype, device=seen.device)
+        mask.masked_fill_(~seen, torch.finfo(self.draft.dtype).min)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self._cache.write(k.device, 0, k, v)
+            batch, heads, size, dim = q.shape
+            group = heads // k.shape[1]
+            # Query heads of one key head are folded into its query length: nothing is repeated
+            # but the mask.
+            folded = q.reshape(batch, k.shape[1], group * size, dim)
+            out = F.scaled_dot_product_attention(
+                folded, keys, values, attn_mask=mask.repeat(1, group, 1)[:, None]
+            )
+            return out.view(batch, heads, size, dim)
+
+        embeds = self.draft.embed(tokens)
+        return self.draft(embeds, features.to(self.draft.dtype), positions, attend)
+
+    def _best(self, head_input: Tensor, width: int) -> Expansion:
+        """The ``width`` likeliest children, as target ids, with float32 log-probabilities."""
+        logits = self.draft.logits(head_input).float()
+        top = logits.topk(width, dim=-1)
+        log_probs = top.values - logits.logsumexp(-1, keepdim=True)
+        return Expansion(self.draft.to_target_ids(top.indices), log_probs)
