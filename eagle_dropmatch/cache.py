@@ -1,0 +1,171 @@
+"""A preallocated key-value cache with per-row lengths, in the shape transformers expects.
+
+One tensor a device holds all its layers, so that keeping an accepted path moves every layer's keys
+and values in two operations, however many layers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class TreeCache(Cache):
+    """Keys and values of B rows, each with its own number of committed tokens.
+
+    A forward writes N new slots a row behind the row's committed ones (``open``) and sees the
+    first ``key_length`` slots; ``keep`` then commits some of them. Slots beyond a row's length
+    hold finite leftovers which the mask hides.
+
+    Attributes:
+        lengths: [B] int64 on the first device, committed tokens a row.
+    """
+
+    def __init__(
+        self,
+        layer_devices: Sequence[torch.device],
+        batch: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.capacity = capacity
+        self._stores: dict[torch.device, Tensor] = {}
+        places: list[tuple[torch.device, int]] = []
+        for device in layer_devices:
+            places.append((device, sum(d == device for d, _ in places)))
+        for device in dict.fromkeys(layer_devices):
+            count = sum(d == device for d in layer_devices)
+            # Zeros, not empty: a hidden slot still enters the product, and 0 * NaN is NaN.
+            self._stores[device] = torch.zeros(
+                count, 2, batch, kv_heads, capacity, head_dim, dtype=dtype, device=device
+            )
+        self.lengths = torch.zeros(batch, dtype=torch.int64, device=layer_devices[0])
+        self._row_lengths = [0] * batch
+        self._starts: Tensor | int = 0
+        self._opened = 0
+        super().__init__(layers=[_TreeLayer(self, *place) for place in places])
+
+    @property
+    def batch(self) -> int:
+        return len(self._row_lengths)
+
+    @property
+    def max_length(self) -> int:
+        """Committed tokens of the longest row, known without asking the device."""
+        return max(self._row_lengths)
+
+    @property
+    def key_length(self) -> int:
+        """Slots that the forward now open can see."""
+        return self.max_length + self._opened
+
+    def open(self, count: int, behind: int = 0) -> None:
+        """Make room for ``count`` new slots a row; the next forward writes them.
+
+        They start ``behind`` slots after the row's committed ones: a draft that grows level by
+        level writes each level behind the last without committing any.
+        """
+        self._opened = behind + count
+        if self.key_length > self.capacity:
+            self._grow(max(self.key_length, 2 * self.capacity))
+        same = min(self._row_lengths) == self.max_length
+        self._starts = (self.max_length if same else self.lengths) + behind
+
+    def commit(self, counts: Sequence[int]) -> None:
+        """Count the first ``counts[b]`` of the slots just written as row b's own."""
+        self._row_lengths = [n + c for n, c in zip(self._row_lengths, counts, strict=True)]
+        self.lengths = torch.tensor(self._row_lengths, device=self.lengths.device)
+
+    def keep(self, path: Tensor, counts: Sequence[int]) -> None:
+        """Keep the slots of an accepted path and forget the rest of the tree.
+
+        Args:
+            path: [B, A] int64 node ids from the root (0) down, padded with -1.
+            counts: nodes to keep a row, root included; 0 for a row that has ended.
+        """
+        longest = max(counts)
+        if longest > 1:
+            steps = torch.arange(longest, device=path.device)
+            chosen = torch.where(path[:, :longest] < 0, steps, path[:, :longest])
+            self._move(chosen[:, 1:], steps[1:])
+        self.commit(counts)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only these rows of the batch, in this order."""
+        for device, store in self._stores.items():
+            self._stores[device] = store.index_select(2, rows.to(device))
+        kept = rows.tolist()
+        self._row_lengths = [self._row_lengths[row] for row in kept]
+        self.lengths = self.lengths.index_select(0, rows.to(self.lengths.device))
+
+    def _move(self, source: Tensor, target: Tensor) -> None:
+        """Copy tree slots ``source`` [B, M] to slots ``target`` [M], both counted from the root."""
+        for device, store in self._stores.items():
+            base = self.lengths.to(device)[:, None]
+            if self.batch == 1:
+                first = self._row_lengths[0] + 1
+                moved = store.index_select(-2, (base + source.to(device))[0])
+                store[..., first : first + moved.shape[-2], :] = moved
+                continue
+            shape = (*store.shape[:2], -1, store.shape[3], -1, store.shape[5])
+            from_index = (base + source.to(device))[None, None, :, None, :, None].expand(shape)
+            to_index = (base + target.to(device))[None, None, :, None, :, None].expand(shape)
+            store.scatter_(-2, to_index, store.gather(-2, from_index))
+
+    def _grow(self, capacity: int) -> None:
+        for device, store in self._stores.items():
+            larger = store.new_zeros(*store.shape[:4], capacity, store.shape[5])
+            larger[..., : self.capacity, :] = store
+            self._stores[device] = larger
+        self.capacity = capacity
+
+    def write(self, device: torch.device, index: int, keys: Tensor, values: Tensor) -> Any:
+        """Store one layer's new keys and values; returns the views that attention reads."""
+        kept_keys, kept_values = self._stores[device][index]
+        count = keys.shape[-2]
+        if isinstance(self._starts, int):
+            end = self._starts + count
+            kept_keys[:, :, self._starts : end] = keys
+            kept_values[:, :, self._starts : end] = values
+        else:
+            rows = torch.arange(self.batch, device=device)[:, None]
+            slots = self._starts.to(device)[:, None] + torch.arange(count, device=device)
+            kept_keys[rows, :, slots] = keys.transpose(1, 2)
+            kept_values[rows, :, slots] = values.transpose(1, 2)
+        seen = self.key_length
+        return kept_keys[:, :, :seen], kept_values[:, :, :seen]
+
+
+class _TreeLayer(CacheLayerMixin):
+    """One layer's door into the shared store."""
+
+    is_sliding = False
+
+    def __init__(self, cache: TreeCache, device: torch.device, index: int) -> None:
+        super().__init__()
+        self._cache, self._place = cache, (device, index)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self._cache.write(*self._place, key_states, value_states)
+        return keys, values
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the store exists before the first forward."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._cache.key_length, 0
+
+    def get_seq_length(self) -> int:
+        return self._cache.max_length
+
+    def get_max_length(self) -> int:
+        return -1

@@ -1,0 +1,265 @@
+"""The door to everything: a target, a draft and an acceptance rule behind ``generate``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_dropmatch.acceptors import Acceptor, make_acceptor
+from eagle_dropmatch.drafts.base import Drafter, NoDrafter, TreeShape
+from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.loop import DecodingLoop, Limits, Row
+from eagle_dropmatch.stats import GenerationStats
+from eagle_dropmatch.target import TargetModel
+
+
+@dataclass(frozen=True)
+class GenerateOutput:
+    """What ``generate(..., return_dict_in_generate=True)`` returns."""
+
+    sequences: Tensor  # [B, S + n] int64, prompts as given, answers right-padded
+    stats: GenerationStats
+
+
+class SpeculativeDecoder:
+    """Decodes with a draft's trees, keeping what the acceptor allows.
+
+    Args:
+        target: the target behind its transformers model.
+        drafter: builds a drafter for a tree shape; called for each ``generate``.
+        tokenizer: the target's tokenizer, or None where only ids are used.
+        acceptor: the acceptance rule; may be set at any time.
+        tree: the trees to draw; may be set at any time.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Callable[[TreeShape], Drafter],
+        *,
+        tokenizer: Any = None,
+        acceptor: Acceptor | None = None,
+        tree: TreeShape | None = None,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.tokenizer = tokenizer
+        self.acceptor = acceptor if acceptor is not None else make_acceptor("exact")
+        self.tree = tree if tree is not None else TreeShape()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str | Path | None = None,
+        draft: str | Path | None = None,
+        *,
+        acceptor: str | Acceptor = "exact",
+        acceptor_options: Mapping[str, Any] | None = None,
+        total_token: int | None = None,
+        depth: int | None = None,
+        top_k: int | None = None,
+        dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        attn_implementation: str | None = None,
+        layer_ids: Sequence[int] | None = None,
+        layer_id_convention: str = "auto",
+        rope_theta: float | None = None,
+    ) -> SpeculativeDecoder:
+        """Load a target and an EAGLE-3 draft for it; with neither, the reference pair.
+
+        Args:
+            target: folder or hub id of a transformers causal model.
+            draft: folder or hub id of an EAGLE-3 checkpoint in any published naming.
+            acceptor: a name from ``ACCEPTORS`` with ``acceptor_options``, or a rule.
+            total_token: tree nodes, root included; depth: draft forwards after the first (levels
+                minus one); top_k: beam width. Defaults: 60, 7, 10, or what was measured best for
+                the reference pair.
+            dtype: of both models; by default the checkpoint's, float32 on processors without
+                bfloat16.
+            device_map: as transformers takes it.
+            attn_implementation: ``sdpa`` (default) or ``eager``.
+            layer_ids, layer_id_convention, rope_theta: overrides of what the draft's config says;
+                see ``load_draft``.
+
+        Raises:
+            UserError: for anything that cannot be used, before weights are read where possible.
+        """
+        from eagle_dropmatch.loading import load_pair
+
+        rule = (
+            acceptor
+            if isinstance(acceptor, Acceptor)
+            else make_acceptor(acceptor, **dict(acceptor_options or {}))
+        )
+        pair = load_pair(
+            target,
+            draft,
+            shape={"total_token": total_token, "depth": depth, "top_k": top_k},
+            dtype=dtype,
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            layer_ids=layer_ids,
+            layer_id_convention=layer_id_convention,
+            rope_theta=rope_theta,
+        )
+        return cls(
+            pair.target, pair.drafter, tokenizer=pair.tokenizer, acceptor=rule, tree=pair.tree
+        )
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        generation_config: Any = None,
+        *,
+        max_new_tokens: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        stopping_criteria: Sequence[Callable[..., Any]] | None = None,
+        streamer: Any = None,
+        return_dict_in_generate: bool = False,
+        draft: bool = True,
+        seed: int = 0,
+    ) -> Tensor | GenerateOutput:
+        """Greedy decoding with transformers' conventions.
+
+        Args:
+            input_ids: [B, S] int64; rows may be padded on either side if ``attention_mask`` says.
+            attention_mask: [B, S], 1 for tokens and 0 for padding.
+            generation_config: read for max_new_tokens, max_length, eos_token_id, pad_token_id; by
+                default the model's own.
+            max_new_tokens: most new tokens a row; transformers' default of 20 if nothing says.
+            eos_token_id: stop token or tokens; by default those of the generation config.
+            stopping_criteria: callables (ids [1, n], None) -> bool or bool tensor, asked after
+                every single token of a row, so that an accepted run is cut where it says.
+            streamer: a transformers streamer (batch 1): gets the prompt, then each step's run.
+            return_dict_in_generate: return a ``GenerateOutput`` with the step record.
+            draft: False decodes plainly with the same loop and no tree.
+            seed: of the rows' keys for random numbers; masks also have the acceptor's own seed.
+
+        Returns:
+            [B, S + n] int64 with the prompts in front, or a ``GenerateOutput``. Answers include
+            their stop token and are padded on the right.
+        """
+        prompts = _prompts(input_ids, attention_mask)
+        settings = generation_config or self.target.model.generation_config
+        if generation_config is not None and getattr(generation_config, "do_sample", False):
+            raise UserError("do_sample=True was given: only greedy decoding exists, set it False")
+        limit = _new_token_limit(settings, max_new_tokens, input_ids.shape[1])
+        if streamer is not None and len(prompts) > 1:
+            raise UserError(
+                f"a streamer was given with a batch of {len(prompts)}: streaming takes batch 1"
+            )
+        limits = Limits(
+            max_new_tokens=limit,
+            stop_ids=stop_token_ids(settings, eos_token_id),
+            stops=_criteria(prompts, stopping_criteria, input_ids.device),
+        )
+        drafter = self.drafter(self.tree) if draft else NoDrafter()
+        rule = self.acceptor if draft else make_acceptor("exact")
+        loop = DecodingLoop(self.target, drafter, rule, limits)
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+        began = self._now()
+        loop.prefill(prompts, seed, reserve=self.tree.nodes if draft else 1)
+        prefilled = self._now()
+        if streamer is not None:
+            streamer.put(torch.tensor(loop.rows[0].tokens))
+        while loop.running:
+            news = loop.step()
+            if streamer is not None:
+                streamer.put(torch.tensor(news[0][1]))
+        ended = self._now()
+        if streamer is not None:
+            streamer.end()
+        sequences = _join(input_ids, loop.rows, _pad_id(settings, limits))
+        if not return_dict_in_generate:
+            return sequences
+        stats = GenerationStats(
+            rows=tuple(row.stats() for row in loop.rows),
+            prefill_seconds=prefilled - began,
+            decode_seconds=ended - prefilled,
+        )
+        return GenerateOutput(sequences, stats)
+
+    def _now(self) -> float:
+        device = self.target.head_device
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+
+def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    if input_ids.dim() != 2 or input_ids.shape[1] == 0:
+        raise UserError(
+            f"input_ids has shape {list(input_ids.shape)}: expected [batch, length], length >= 1"
+        )
+    if attention_mask is None:
+        return [list(row) for row in input_ids.tolist()]
+    if attention_mask.shape != input_ids.shape:
+        raise UserError(
+            f"attention_mask has shape {list(attention_mask.shape)}: expected that of input_ids, "
+            f"{list(input_ids.shape)}"
+        )
+    prompts = [
+        row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)
+    ]
+    if not all(prompts):
+        raise UserError("a row of attention_mask is all zeros: every row needs at least one token")
+    return prompts
+
+
+def _new_token_limit(settings: Any, max_new_tokens: int | None, prompt_length: int) -> int:
+    if max_new_tokens is None:
+        max_new_tokens = getattr(settings, "max_new_tokens", None)
+    if max_new_tokens is None:
+        longest = getattr(settings, "max_length", None)
+        # As in transformers, a default max_length means 20 new tokens.
+        max_new_tokens = longest - prompt_length if longest not in (None, 20) else 20
+    if max_new_tokens < 1:
+        raise UserError(f"max_new_tokens is {max_new_tokens}: expected at least 1")
+    return max_new_tokens
+
+
+def stop_token_ids(settings: Any, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Stop tokens given, else those of a generation config: none, one or several."""
+    eos = eos_token_id if eos_token_id is not None else getattr(settings, "eos_token_id", None)
+    if eos is None:
+        return ()
+    if isinstance(eos, Tensor):
+        eos = eos.flatten().tolist()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def _criteria(
+    prompts: list[list[int]],
+    criteria: Sequence[Callable[..., Any]] | None,
+    device: torch.device,
+) -> Callable[[int, list[int]], bool] | None:
+    if not criteria:
+        return None
+
+    def stops(row: int, tokens: list[int]) -> bool:
+        ids = torch.tensor([prompts[row] + tokens], device=device)
+        return any(bool(torch.as_tensor(each(ids, None)).all()) for each in criteria)
+
+    return stops
+
+
+def _pad_id(settings: Any, limits: Limits) -> int:
+    pad = getattr(settings, "pad_token_id", None)
+    if pad is not None:
+        return int(pad)
+    return limits.stop_ids[0] if limits.stop_ids else 0
+
+
+def _join(input_ids: Tensor, rows: list[Row], pad: int) -> Tensor:
+    longest = max(len(row.tokens) for row in rows)
+    answers = torch.tensor([row.tokens + [pad] * (longest - len(row.tokens)) for row in rows])
+    return torch.cat((input_ids, answers.to(input_ids.device)), dim=1)

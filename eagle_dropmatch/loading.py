@@ -1,0 +1,123 @@
+"""Loading a pair of target and draft, the reference pair when nothing is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle_dropmatch.drafts.base import Drafter, TreeShape
+from eagle_dropmatch.drafts.checkpoint import load_draft, read_draft_config
+from eagle_dropmatch.drafts.eagle3_drafter import Eagle3Drafter
+from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.taps import default_tap_layers
+from eagle_dropmatch.target import ATTENTION_BACKENDS, TargetModel, check_attention, probe
+
+#: The best trees of the reference pair on two CPU cores, by measurement (results/tree-search).
+REFERENCE_TREE = TreeShape(total_token=60, depth=7, top_k=10)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target with everything that drafts for it."""
+
+    target: TargetModel
+    drafter: Callable[[TreeShape], Drafter]
+    tokenizer: Any
+    tree: TreeShape
+
+
+def load_pair(
+    target: str | Path | None,
+    draft: str | Path | None,
+    *,
+    shape: Mapping[str, int | None],
+    dtype: torch.dtype | str | None,
+    device_map: Any,
+    attn_implementation: str | None,
+    layer_ids: Sequence[int] | None,
+    layer_id_convention: Any,
+    rope_theta: float | None,
+) -> Pair:
+    """Load both, checking what can be checked before weights are read."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from eagle_dropmatch.assets import reference_draft, reference_target
+
+    if (target is None) != (draft is None):
+        raise UserError(
+            "only one of target and draft was given: give both, or neither for the reference pair"
+        )
+    is_reference = target is None
+    if target is None or draft is None:
+        target, draft = reference_target(), reference_draft()
+    defaults = REFERENCE_TREE if is_reference else TreeShape()
+    tree = TreeShape(**{k: getattr(defaults, k) if v is None else v for k, v in shape.items()})
+    backend = attn_implementation or "sdpa"
+    if backend not in ATTENTION_BACKENDS:
+        raise UserError(
+            f"attn_implementation {backend!r} cannot carry a tree mask: use "
+            f"{' or '.join(ATTENTION_BACKENDS)}"
+        )
+    try:
+        config = AutoConfig.from_pretrained(target)
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(
+            f"target {str(target)!r} is no transformers model ({first}): give a folder with a "
+            "config.json or a hub id"
+        ) from None
+    text_config = config.get_text_config()
+    check_attention(text_config, backend)
+    description = read_draft_config(
+        draft,
+        target_config=text_config,
+        layer_ids=layer_ids,
+        layer_id_convention=layer_id_convention,
+        rope_theta=rope_theta,
+    )
+    taps = None
+    if description.config.fuse_features:
+        taps = description.config.tap_layers or default_tap_layers(text_config.num_hidden_layers)
+    model = AutoModelForCausalLM.from_pretrained(
+        target,
+        dtype=_dtype(dtype, device_map),
+        device_map=device_map,
+        attn_implementation=backend,
+    )
+    wrapped = TargetModel(model, taps)
+    probe(wrapped)
+    network = load_draft(
+        draft,
+        target_config=text_config,
+        target_embedding=model.get_input_embeddings(),
+        target_head=model.get_output_embeddings(),
+        layer_ids=layer_ids,
+        layer_id_convention=layer_id_convention,
+        rope_theta=rope_theta,
+        dtype=wrapped.dtype,
+        device=wrapped.head_device,
+    ).eval()
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    return Pair(wrapped, lambda size: Eagle3Drafter(network, size), tokenizer, tree)
+
+
+def _dtype(dtype: torch.dtype | str | None, device_map: Any) -> torch.dtype | str:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype is not None and dtype != "auto":
+        found = getattr(torch, dtype, None)
+        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+            raise UserError(f"dtype {dtype!r}: expected float32, bfloat16, float16 or auto")
+        return found
+    if device_map is None and not cpu_has_bfloat16():
+        return torch.float32
+    return "auto"
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 in hardware (AMX or AVX512-BF16)."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

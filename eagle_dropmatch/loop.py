@@ -1,0 +1,222 @@
+"""The decoding loop: propose a tree, verify it, keep the accepted path, stop where told to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from eagle_dropmatch.acceptors.base import (
+    Acceptor,
+    PromptContext,
+    RowState,
+    StepContext,
+    Verdict,
+    first_argmax,
+)
+from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation
+from eagle_dropmatch.stats import RowStats
+from eagle_dropmatch.target import TargetModel
+
+
+@dataclass
+class Row:
+    """One answer while it is being written. ``tokens`` are new tokens, the pending root last."""
+
+    index: int  # place in the caller's batch
+    prompt_tokens: int
+    key: int
+    tokens: list[int] = field(default_factory=list)
+    accept_lengths: list[int] = field(default_factory=list)
+    strict_lengths: list[int] = field(default_factory=list)
+    relaxed: list[int] = field(default_factory=list)
+    draft_nodes: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def stats(self) -> RowStats:
+        return RowStats(
+            accept_lengths=self.accept_lengths,
+            strict_accept_lengths=self.strict_lengths,
+            relaxed_tokens=self.relaxed,
+            draft_nodes=self.draft_nodes,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=len(self.tokens),
+            finish_reason=self.finish_reason or "length",
+        )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When an answer ends."""
+
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+    #: Further criterion over (row index, new tokens so far); asked after each single token.
+    stops: Callable[[int, list[int]], bool] | None = None
+
+    def admit(self, row: Row, new: Sequence[int]) -> int:
+        """Append ``new`` to the row up to its end, mark it if it ended; how many were kept.
+
+        A stop token is kept and nothing after it, wherever in the accepted path it stands.
+        """
+        for count, token in enumerate(new, 1):
+            row.tokens.append(token)
+            if token in self.stop_ids or (
+                self.stops is not None and self.stops(row.index, row.tokens)
+            ):
+                row.finish_reason = "stop"
+            elif len(row.tokens) >= self.max_new_tokens:
+                row.finish_reason = "length"
+            if row.finish_reason is not None:
+                return count
+        return len(new)
+
+    def _wants_stop(self, row: Row) -> bool:
+        return self.stops is not None and self.stops(row.index, row.tokens)
+
+    def cut(self, written: int, path: Sequence[int]) -> int:
+        """How many of ``path`` would be kept behind ``written`` tokens."""
+        for count, token in enumerate(path, 1):
+            if token in self.stop_ids or written + count >= self.max_new_tokens:
+                return count
+        return len(path)
+
+
+def row_key(prompt: Sequence[int], seed: int) -> int:
+    """A name for an answer that follows from its prompt and the seed, not from the batch."""
+    text = f"{seed}:{','.join(map(str, prompt))}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+
+
+class DecodingLoop:
+    """Decodes a batch of prompts to their ends; one call of ``step`` is one draft + verify cycle.
+
+    Ended rows leave the batch once they are a quarter of it: leaving copies the cache of those
+    that stay, which costs more than a few idle rows. Nothing outlives the loop: two calls in a row
+    are two loops.
+    """
+
+    def __init__(
+        self, target: TargetModel, drafter: Drafter, acceptor: Acceptor, limits: Limits
+    ) -> None:
+        self.target, self.drafter, self.acceptor, self.limits = target, drafter, acceptor, limits
+        self.rows: list[Row] = []
+        self.seated: list[Row] = []  # the rows of the batch, ended ones that have not left included
+        self.steps = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether any row still goes on."""
+        return any(row.finish_reason is None for row in self.seated)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], seed: int, reserve: int) -> None:
+        """Read the prompts and take each answer's first token from the clean head.
+
+        Args:
+            prompts: token ids a row, of any lengths.
+            seed: part of every row's key for random numbers.
+            reserve: tree nodes to make room for in the cache.
+        """
+        lengths = [len(prompt) for prompt in prompts]
+        device = self.target.device
+        tokens = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : lengths[row]] = torch.tensor(prompt)
+        tokens = tokens.to(device)
+        room = max(lengths) + min(self.limits.max_new_tokens, 2048) + reserve
+        self.cache = self.target.new_cache(len(prompts), room)
+        out = self.target.prefill(self.cache, tokens, lengths)
+        self.state: RowState = self.acceptor.start(
+            PromptContext(out, lengths, self.target.logits, self.target.head_weight)
+        )
+        roots = self.acceptor.first(out.logits, [row_key(p, seed) for p in prompts])
+        self._stop_ids = torch.tensor(self.limits.stop_ids, dtype=torch.int64, device=roots.device)
+        for index, (prompt, root) in enumerate(zip(prompts, roots.tolist(), strict=True)):
+            answer = Row(index, len(prompt), row_key(prompt, seed))
+            self.limits.admit(answer, [root])
+            self.rows.append(answer)
+        self.seated = list(self.rows)
+        if self.running:
+            self.drafter.start(DraftPrompt(tokens, lengths, out.features, roots))
+
+    def step(self) -> list[tuple[Row, list[int]]]:
+        """One cycle for all rows that go on; returns what each got, after the cut."""
+        tree = self.drafter.propose().to(self.target.device)
+        output = self.target.verify(self.cache, tree)
+        context = StepContext(
+            head=self.target.logits,
+            argmax=first_argmax(output.logits),
+            stop_ids=self._stop_ids,
+            row_keys=[row.key for row in self.seated],
+            step=self.steps,
+            state=self.state,
+        )
+        tree = tree.to(output.logits.device)
+        verdict = self.acceptor.verify(tree, output, context)
+        tokens = committed_tokens(tree.tokens, verdict.path, verdict.accepted, verdict.bonus)
+        strict = committed_tokens(
+            tree.tokens, verdict.strict_path, verdict.strict, verdict.strict_bonus
+        )
+        # The step's one synchronisation: everything the host needs, in one transfer.
+        width = tokens.shape[1]
+        host = torch.cat(
+            (
+                torch.stack((verdict.accepted, verdict.strict, tree.draft_counts), dim=1),
+                tokens,
+                strict,
+                verdict.relaxed.long(),
+            ),
+            dim=1,
+        ).tolist()
+        news: list[tuple[Row, list[int]]] = []
+        counts: list[int] = []
+        for row, (accepted, exact, nodes, *rest) in zip(self.seated, host, strict=True):
+            counts.append(0 if row.finish_reason is not None else accepted + 1)
+            if row.finish_reason is not None:
+                continue
+            relaxed = rest[2 * width :]
+            written = len(row.tokens)
+            new = rest[: accepted + 1]
+            kept = self.limits.admit(row, new)
+            row.accept_lengths.append(kept)
+            row.strict_lengths.append(self.limits.cut(written, rest[width : width + exact + 1]))
+            # The last of the kept tokens counts as the bonus, also where the cut made it so.
+            row.relaxed.append(sum(relaxed[1:kept]))
+            row.draft_nodes.append(nodes)
+            news.append((row, new[:kept]))
+        self.steps += 1
+        if self.running:
+            self._commit(verdict, tokens, counts, output.features)
+        return news
+
+    def _commit(
+        self, verdict: Verdict, tokens: Tensor, counts: list[int], features: Tensor
+    ) -> None:
+        self.cache.keep(verdict.path.to(self.cache.lengths.device), counts)
+        seen = Observation(verdict.path, counts, tokens, verdict.bonus, features)
+        staying = [i for i, row in enumerate(self.seated) if row.finish_reason is None]
+        if len(staying) <= 0.75 * len(self.seated):
+            rows = torch.tensor(staying, device=verdict.path.device)
+            self.cache.select(rows)
+            self.drafter.select(rows)
+            self.state = {name: value[rows] for name, value in self.state.items()}
+            seen = seen.rows(rows, staying)
+            self.seated = [self.seated[i] for i in staying]
+        self.drafter.observe(seen)
+
+
+def committed_tokens(tokens: Tensor, path: Tensor, accepted: Tensor, bonus: Tensor) -> Tensor:
+    """The draft tokens of an accepted path with the bonus behind them: [B, A] int64.
+
+    Args:
+        tokens: [B, N], of the tree.
+        path: [B, A] node ids from the root down, padded with -1.
+        accepted: [B], draft tokens on the path.
+        bonus: [B].
+    """
+    drafted = tokens.gather(1, path.clamp(min=0))[:, 1:]
+    drafted = torch.cat((drafted, bonus[:, None]), dim=1)
+    return drafted.scatter(1, accepted[:, None], bonus[:, None])

@@ -1,0 +1,215 @@
+"""The target: any transformers causal model, verified over trees through a 4-D mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from eagle_dropmatch.cache import TreeCache
+from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.taps import FeatureTaps, backbone, decoder_layers
+from eagle_dropmatch.tree import DraftTree, position_ids, tree_attention
+
+#: Attention backends that take an additive 4-D mask. Flash attention has no place for one.
+ATTENTION_BACKENDS = ("sdpa", "eager")
+
+
+class TargetOutput(NamedTuple):
+    """What one verification forward gives for the N nodes of each tree."""
+
+    logits: Tensor  # [B, N, V] in the model's dtype
+    hidden: Tensor  # [B, N, D], the LM head's input, after the final norm
+    features: Tensor  # [B, N, taps * D]; without taps, ``hidden`` itself
+
+
+class PrefillOutput(NamedTuple):
+    """What the prompt's forward gives; rows are right-padded."""
+
+    logits: Tensor  # [B, V], at each row's last prompt token
+    hidden: Tensor  # [B, S, D]
+    features: Tensor  # [B, S, taps * D]; without taps, ``hidden`` itself
+
+
+class TargetModel:
+    """Runs a transformers causal model over prompts and draft trees.
+
+    Args:
+        model: the transformers model, in evaluation mode, attention ``sdpa`` or ``eager``.
+        tap_layers: ``hidden_states`` indices that the draft reads; None where it reads the last
+            hidden state after the final norm (drafts without ``fc``), or nothing at all.
+    """
+
+    def __init__(self, model: Any, tap_layers: Sequence[int] | None = None) -> None:
+        self.model = model.eval()
+        self.config = model.config.get_text_config()
+        check_attention(self.config, getattr(model.config, "_attn_implementation", "sdpa"))
+        self.body = backbone(model)
+        self.head: nn.Module = model.get_output_embeddings()
+        self.taps = FeatureTaps(model, tap_layers) if tap_layers is not None else None
+        heads = self.config.num_attention_heads
+        self._kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
+        self._head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
+        self._layer_devices = [next(layer.parameters()).device for layer in decoder_layers(model)]
+        self.finish_logits = logits_finisher(self.config)
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in: the embedding's device."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def head_device(self) -> torch.device:
+        """Where hidden states and logits come out."""
+        return next(self.head.parameters()).device
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D], the LM head."""
+        weight: Tensor = self.head.weight  # type: ignore[assignment]
+        return weight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.head.parameters()).dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    def new_cache(self, batch: int, capacity: int) -> TreeCache:
+        """An empty cache for ``batch`` rows of up to ``capacity`` tokens before it must grow."""
+        return TreeCache(
+            self._layer_devices, batch, self._kv_heads, self._head_dim, capacity, self.dtype
+        )
+
+    def prefill(self, cache: TreeCache, tokens: Tensor, lengths: Sequence[int]) -> PrefillOutput:
+        """Read right-padded prompts into an empty cache.
+
+        Args:
+            tokens: [B, S] int64.
+            lengths: prompt tokens a row, 1..S.
+        """
+        batch, size = tokens.shape
+        cache.open(size)
+        # Causal alone is enough: padding stands to the right of everything that counts.
+        blocked = torch.ones(size, size, dtype=torch.bool, device=tokens.device).triu(1)
+        mask = torch.zeros(size, size, dtype=self.dtype, device=tokens.device)
+        mask.masked_fill_(blocked, torch.finfo(self.dtype).min)
+        positions = torch.arange(size, device=tokens.device).expand(batch, size)
+        hidden, features = self._forward(
+            tokens, mask.expand(batch, 1, size, size), positions, cache
+        )
+        cache.commit(lengths)
+        rows = torch.arange(batch, device=hidden.device)
+        last = torch.tensor(lengths, device=hidden.device) - 1
+        return PrefillOutput(self.logits(hidden[rows, last]), hidden, features)
+
+    def verify(self, cache: TreeCache, tree: DraftTree) -> TargetOutput:
+        """Run all nodes of the trees in one forward, behind each row's committed tokens."""
+        cache.open(tree.tokens.shape[1])
+        mask = tree_attention(tree, cache.lengths, cache.key_length, self.dtype)
+        hidden, features = self._forward(
+            tree.tokens, mask, position_ids(tree, cache.lengths), cache
+        )
+        return TargetOutput(self.logits(hidden), hidden, features)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The LM head on ``hidden`` [..., D], with the scaling or cap that the model applies."""
+        out: Tensor = self.finish_logits(self.head(hidden))
+        return out
+
+    def _forward(
+        self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: TreeCache
+    ) -> tuple[Tensor, Tensor]:
+        def run() -> Tensor:
+            out = self.body(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                cache=cache,
+                use_cache=True,
+            )
+            hidden: Tensor = out.last_hidden_state
+            return hidden.to(self.head_device)
+
+        if self.taps is None:
+            hidden = run()
+            return hidden, hidden
+        with self.taps:
+            hidden = run()
+        return hidden, self.taps.joined()
+
+
+def logits_finisher(config: Any) -> Any:
+    """What a model does to its LM head's output before it calls it logits."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    divide = getattr(config, "logits_scaling", None)
+    times = getattr(config, "logit_scale", None)
+
+    def finish(logits: Tensor) -> Tensor:
+        if divide is not None:
+            logits = logits / divide
+        if times is not None:
+            logits = logits * times
+        if cap is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    return finish
+
+
+def check_attention(config: Any, backend: str) -> None:
+    """Refuse, in one line, what cannot verify a tree exactly."""
+    name = getattr(config, "model_type", "this model")
+    if backend not in ATTENTION_BACKENDS:
+        raise UserError(
+            f"attn_implementation {backend!r} cannot carry a tree mask: use "
+            f"{' or '.join(ATTENTION_BACKENDS)}"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if not getattr(config, "use_sliding_window", True):
+        window = None
+    if kinds - {"full_attention"}:
+        raise UserError(
+            f"{name} has layers of type {', '.join(sorted(kinds - {'full_attention'}))}: a tree "
+            "can be verified only where every layer is full attention, so it cannot be a target"
+        )
+    if window is not None and not kinds:
+        raise UserError(
+            f"{name} attends in a sliding window of {window} tokens: a tree can be verified only "
+            "where every layer is full attention, so it cannot be a target"
+        )
+    if not hasattr(config, "num_attention_heads"):
+        raise UserError(f"{name} has no attention layers to verify a tree with")
+
+
+@torch.inference_mode()
+def probe(target: TargetModel) -> None:
+    """Check on a few tokens that the cut model says what the whole one says, or refuse it.
+
+    A prompt and a branching tree behind it, read through the cache and the mask, must give the
+    logits of plain forwards over the same tokens. This catches a model that ignores the mask or
+    the positions, or does something to its logits that is not known here.
+    """
+    ids = (torch.arange(6, device=target.device) * 7 + 3) % target.vocab_size
+    prompt, drafted = ids[:3], ids[3:]
+    tree = DraftTree.from_parents(drafted[None], torch.tensor([[-1, 0, 0]], device=drafted.device))
+    cache = target.new_cache(1, 8)
+    first = target.prefill(cache, prompt[None], [3]).logits
+    second = target.verify(cache, tree).logits[:, 2]
+    branch = torch.cat((prompt, drafted[:1], drafted[2:]))
+    plain = target.model(input_ids=branch[None], use_cache=False).logits
+    tolerance = 1e-3 if target.dtype == torch.float32 else 0.1
+    for ours, theirs in ((first, plain[:, 2]), (second, plain[:, 4])):
+        theirs = theirs.to(ours.device).float()
+        scale = theirs.std().clamp(min=1e-6)
+        if not ((ours.float() - theirs).abs().max() / scale < tolerance * 10):
+            raise UserError(
+                f"{type(target.model).__name__} does not give the same logits through a tree mask "
+                "as without one: it cannot be a target"
+            )
