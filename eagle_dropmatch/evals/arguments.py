@@ -1,0 +1,197 @@
+"""The flags of an evaluation script, under the names that users of EAGLE and transformers know."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .. import cli
+from .arms import EXACT
+
+SAMPLE = 10
+"""Questions of a run without --limit: spread evenly over the set, so fixed by this number alone."""
+MAX_NEW_TOKENS = 64
+DTYPES = {
+    "float32": "float32",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "fp16": "float16",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add every flag of an evaluation."""
+    _add_model(parser.add_argument_group("models (without --target and --draft: reference pair)"))
+    _add_tree(parser.add_argument_group("draft tree"))
+    _add_rule(parser.add_argument_group("acceptance"))
+    _add_questions(parser.add_argument_group("questions and answers"))
+    _add_run(parser.add_argument_group("run"))
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--target", "--base-model-path", metavar="MODEL", help="folder or hub id of a chat model"
+    )
+    group.add_argument(
+        "--draft",
+        "--ea-model-path",
+        metavar="MODEL",
+        help="folder or hub id of an EAGLE-3 draft trained for the target",
+    )
+    group.add_argument(
+        "--dtype", choices=DTYPES, metavar="DTYPE", help="float32, bfloat16 or float16"
+    )
+    group.add_argument(
+        "--attn-implementation",
+        metavar="NAME",
+        help="sdpa or eager, for all arms; flash attention takes no tree mask",
+    )
+    group.add_argument("--device-map", metavar="MAP", help="as in transformers: cpu, cuda:0, auto")
+    group.add_argument("--threads", type=cli.integer(1), metavar="N", help="CPU threads of torch")
+
+
+def _add_tree(group: argparse._ArgumentGroup) -> None:
+    shape = group.add_mutually_exclusive_group()
+    shape.add_argument("--tree", action="store_true", help="draft trees (the default)")
+    shape.add_argument(
+        "--chain", action="store_true", help="draft chains: a tree with top-k 1, all nodes kept"
+    )
+    group.add_argument(
+        "--total-token",
+        type=cli.integer(1, "it counts the root"),
+        metavar="T",
+        help="nodes of the tree verified in a step, EAGLE's meaning: the root (the last committed "
+        "token) is one of them, so T - 1 are drafted",
+    )
+    group.add_argument(
+        "--depth",
+        type=cli.integer(0),
+        metavar="D",
+        help="expansions after the first, EAGLE's meaning: the tree has D + 1 levels of draft "
+        "tokens and a step commits at most D + 2 tokens",
+    )
+    group.add_argument(
+        "--top-k",
+        type=cli.integer(1),
+        metavar="K",
+        help="nodes expanded on each level, and children scored for each of them",
+    )
+
+
+def _add_rule(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--acceptor",
+        default=EXACT,
+        metavar="RULE",
+        help="exact (lossless, the default) or naive (DropMatch: a token is accepted if one of K "
+        "dropout heads would choose it; lossy). A lossy rule always runs beside exact",
+    )
+    group.add_argument("--heads", type=cli.integer(1), metavar="K", help="dropout heads")
+    group.add_argument(
+        "--p-drop",
+        type=cli.drop_probability,
+        metavar="P",
+        help="dropout probability in [0, 1), or auto: solved on the prompt for --head-agreement",
+    )
+    group.add_argument(
+        "--head-agreement",
+        type=cli.share,
+        metavar="SHARE",
+        help="with --p-drop auto: share of prompt positions on which a dropout head still chooses "
+        "the clean head's token",
+    )
+    group.add_argument(
+        "--include-clean",
+        action="store_const",
+        const=True,
+        help="count the clean head among the heads, so that exact matches always pass",
+    )
+    group.add_argument(
+        "--mask",
+        choices=("node", "step"),
+        metavar="PER",
+        help="node: fresh dropout masks at every node; step: one set for all nodes of a step",
+    )
+    group.add_argument(
+        "--seeds",
+        "--seed",
+        type=cli.integer(0),
+        nargs="+",
+        metavar="SEED",
+        help="mask seeds: one lossy arm for each, pooled in the table (default 0)",
+    )
+    group.add_argument(
+        "--arms",
+        nargs="+",
+        metavar="ARM",
+        help="which of plain (our loop without drafts), hf (transformers' generate), exact and the "
+        "--acceptor to run (default: all)",
+    )
+
+
+def _add_questions(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help="question file in FastChat's jsonl format, or HuggingFaceH4/mt_bench_prompts",
+    )
+    group.add_argument(
+        "--limit",
+        type=cli.limit,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help=f"this many questions, spread evenly over the set, or all (default {SAMPLE}, or all "
+        "of a range given by the next two)",
+    )
+    group.add_argument("--question-begin", type=cli.integer(0), metavar="I", help="first index")
+    group.add_argument(
+        "--question-end", type=cli.integer(0), metavar="I", help="index after the last"
+    )
+    group.add_argument(
+        "--max-new-tokens",
+        "--max-new-token",
+        type=cli.integer(1),
+        default=MAX_NEW_TOKENS,
+        metavar="N",
+        help=f"longest answer of a turn, in tokens (default {MAX_NEW_TOKENS})",
+    )
+    group.add_argument(
+        "--temperature", type=cli.temperature, default=0.0, metavar="T", help="0: greedy"
+    )
+    group.add_argument("--system-prompt", metavar="TEXT", help="put before every conversation")
+    group.add_argument(
+        "--thinking",
+        choices=("on", "off"),
+        metavar="ON|OFF",
+        help="enable_thinking of chat templates that have it (default: the template's)",
+    )
+
+
+def _add_run(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--repeats",
+        type=cli.integer(1),
+        default=1,
+        metavar="N",
+        help="answers a question; times are medians (default 1)",
+    )
+    group.add_argument(
+        "--warmup",
+        type=cli.integer(0),
+        default=1,
+        metavar="N",
+        help="untimed answers of every arm before the first timed one (default 1)",
+    )
+    group.add_argument(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="where records go; a run that was killed there goes on (default: a folder in runs/ "
+        "named after the arguments)",
+    )
+    group.add_argument(
+        "--overwrite", action="store_true", help="delete an earlier run in --output-dir"
+    )

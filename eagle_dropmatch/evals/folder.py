@@ -1,0 +1,235 @@
+"""The folder of a run: its header, its answer files, and how a killed run goes on.
+
+run.json             the header: everything that must be equal for two records to belong together
+answers-<arm>.jsonl  one line a question, appended and synced at once
+table.md table.json  written at the end
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import UserError
+
+FORMAT = 1
+HEADER = "run.json"
+TABLES = ("table.md", "table.json")
+
+
+class RunFolder:
+    """An output folder, opened for one run. Use as a context manager: it holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+        self._header: dict[str, Any] | None = None
+
+    def open(self, arguments: Mapping[str, Any], *, overwrite: bool = False) -> bool:
+        """Make the folder, check that it can be written and that it belongs to these arguments.
+
+        Needs no model. Returns True if there is an earlier run to go on with. UserError otherwise.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w", encoding="utf-8")
+            # The header is replaced, not written in place: the folder itself must take new files.
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise UserError(
+                f"output folder {self.path} cannot be written ({error.strerror or error}); "
+                "give another --output-dir"
+            ) from None
+        self._take_lock()
+        if overwrite:
+            self._clear()
+        self._header = self.read_header(self.path)
+        if self._header is None:
+            if any(self.path.glob("answers-*.jsonl")):
+                raise UserError(
+                    f"{self.path} holds answers without a {HEADER}, so nobody can tell what they "
+                    "are of; give another --output-dir, or --overwrite to delete them"
+                )
+            return False
+        self._require_equal("arguments", arguments)
+        return True
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @staticmethod
+    def read_header(path: Path) -> dict[str, Any] | None:
+        """The header in ``path``, or None where there is none."""
+        try:
+            header = json.loads((path / HEADER).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{path / HEADER} cannot be read ({error}); give another --output-dir, "
+                "or --overwrite"
+            ) from None
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise UserError(
+                f"{path / HEADER} is not of format {FORMAT}; give another --output-dir, "
+                "or --overwrite"
+            )
+        return header
+
+    def start(
+        self,
+        arguments: Mapping[str, Any],
+        resolved: Mapping[str, Any],
+        description: Mapping[str, Any],
+        session: Mapping[str, Any],
+    ) -> None:
+        """Write the header of a new run, or check that the earlier one was made the same way.
+
+        ``arguments`` is known before the models are loaded, ``resolved`` after; both must be equal
+        in every session of a run. ``description`` is for the reader. ``session`` is added to the
+        list of sessions: when it began, at which commit.
+        """
+        if self._header is None:
+            self._header = {
+                "format": FORMAT,
+                "arguments": _plain(arguments),
+                "resolved": _plain(resolved),
+                **_plain(description),
+                "sessions": [],
+                "finished": None,
+            }
+        else:
+            self._require_equal("arguments", arguments)
+            self._require_equal("resolved", resolved)
+        self._header["sessions"].append(_plain(session))
+        self._write_header()
+
+    def finish(self) -> None:
+        """Mark the run as complete."""
+        assert self._header is not None, "start() comes first"
+        self._header["finished"] = time.time()
+        self._write_header()
+
+    def answers_path(self, arm: str) -> Path:
+        return self.path / f"answers-{arm}.jsonl"
+
+    def answers(self, arm: str) -> dict[int | str, dict[str, Any]]:
+        """Complete records of an arm by question, after cutting off a half-written last line."""
+        path = self.answers_path(arm)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+                os.fsync(file.fileno())
+        records: dict[int | str, dict[str, Any]] = {}
+        for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+            try:
+                record = json.loads(line)
+                question_id = record["question_id"]
+            except (ValueError, KeyError, TypeError):
+                raise UserError(
+                    f"{path}, line {number}: not an answer record; repair the line, "
+                    "give another --output-dir, or --overwrite"
+                ) from None
+            if question_id in records:
+                raise UserError(f"{path}, line {number}: question {question_id} is there twice")
+            records[question_id] = record
+        return records
+
+    def append(self, arm: str, record: Mapping[str, Any]) -> None:
+        """Add one line and wait until it is on the disk."""
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        with self.answers_path(arm).open("ab") as file:
+            file.write(line.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a file of the folder in one step."""
+        target = self.path / name
+        temporary = target.with_name(f".{name}.new")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+
+    def _write_header(self) -> None:
+        self.write_text(HEADER, json.dumps(self._header, ensure_ascii=False, indent=2) + "\n")
+
+    def _require_equal(self, part: str, new: Mapping[str, Any]) -> None:
+        assert self._header is not None
+        old = self._header[part]
+        new = _plain(new)
+        for field in sorted({*old, *new}):
+            if old.get(field) != new.get(field):
+                raise UserError(
+                    f"{self.path} holds a run with another {field} ({_short(old.get(field))}, "
+                    f"now {_short(new.get(field))}); give another --output-dir, or --overwrite"
+                )
+
+    def _clear(self) -> None:
+        for path in (
+            *self.path.glob("answers-*.jsonl"),
+            *(self.path / name for name in (HEADER, *TABLES)),
+        ):
+            path.unlink(missing_ok=True)
+
+    def _take_lock(self) -> None:
+        """Two runs in one folder would double its questions."""
+        try:
+            import fcntl
+        except ImportError:  # Windows: no such lock, and the folder is trusted
+            return
+        assert self._lock is not None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise UserError(
+                f"another run is writing to {self.path}; wait for it, or give another --output-dir"
+            ) from None
+
+
+def default_folder(root: Path, benchmark: str, arguments: Mapping[str, Any]) -> Path:
+    """runs/<benchmark>-<hash of the arguments>, with a number added once that run is finished.
+
+    So the same command goes on with a run that was killed, and measures afresh after a whole one.
+    """
+    text = json.dumps(_plain(arguments), sort_keys=True, ensure_ascii=False)
+    base = f"{benchmark}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    path, number = root / base, 1
+    while (header := RunFolder.read_header(path)) is not None and header.get("finished"):
+        number += 1
+        path = root / f"{base}-{number}"
+    return path
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON reads it back: tuples become lists, so that old and new compare equal."""
+    plain: dict[str, Any] = json.loads(json.dumps(value, ensure_ascii=False, default=str))
+    return plain
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

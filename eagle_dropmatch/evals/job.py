@@ -1,0 +1,260 @@
+"""An evaluation from its checked arguments to its table: the body of the eval scripts.
+
+Everything that can be refused is refused before a model is loaded, in the order of what it costs to
+find out: arguments, questions, checkpoint folders, the acceptor's name and options, the output
+folder.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import cli
+from ..errors import UserError
+from .arms import EXACT, HF, PLAIN, ArmSpec, build_arms, plan_arms
+from .base import Benchmark, Question
+from .chat import ChatSettings, render, stop_token_ids
+from .checkpoints import check_models, describe_source
+from .folder import RunFolder, default_folder
+from .options import EvalOptions
+from .progress import RunProgress
+from .provenance import device_name, header_lines, run_arguments, session
+from .runner import RunSettings, run, stored_results
+from .summary import summarise
+from .table import as_json, markdown, terminal_text
+
+DEFAULT_ROOT = Path("runs")
+
+Loader = Callable[[EvalOptions], Any]
+"""Loads the decoder; tests put a small one in its place."""
+
+
+def evaluate(
+    benchmark: Benchmark, options: EvalOptions, argv: Sequence[str], load: Loader | None = None
+) -> int:
+    """Run or go on with an evaluation; returns the exit code."""
+    for note in options.notes:
+        _say(note)
+    everything = benchmark.load(options.questions)
+    questions = benchmark.load(
+        options.questions, limit=options.limit, begin=options.begin, end=options.end
+    )
+    check_models(options.target, options.draft)
+    specs = plan_arms(options.acceptor, options.arms, options.seeds)
+    acceptors = _make_acceptors(specs, options)
+    arguments = run_arguments(benchmark.name, options, questions)
+    path = options.output_dir or default_folder(DEFAULT_ROOT, benchmark.name, arguments)
+    with RunFolder(path) as folder:
+        earlier = folder.open(arguments, overwrite=options.overwrite)
+        if earlier and (header := RunFolder.read_header(path)) and header["finished"]:
+            _say(f"{path} holds this run, finished; its table again (--overwrite measures afresh)")
+            return _conclude(folder, specs, header)
+        _say(_opening(folder, specs, questions, earlier))
+        decoder = (load or load_decoder)(options)
+        fit_tree(decoder, options)
+        description = {
+            "benchmark_questions": len(everything),
+            "turns": sum(len(question.turns) for question in questions),
+        }
+        return _measure(
+            benchmark,
+            questions,
+            options,
+            specs,
+            acceptors,
+            decoder,
+            folder,
+            arguments,
+            description,
+            argv,
+        )
+
+
+def load_decoder(options: EvalOptions) -> Any:
+    """The decoder with the asked-for tree; UserError where transformers cannot find the models."""
+    cli.silence_transformers()
+    import torch
+
+    from ..decoder import SpeculativeDecoder
+
+    if str(options.device_map).startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"--device-map {options.device_map}: torch sees no CUDA device here")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    try:
+        return SpeculativeDecoder.from_pretrained(
+            options.target,
+            options.draft,
+            total_token=options.total_token,
+            depth=options.depth,
+            top_k=options.top_k,
+            dtype=None if options.dtype is None else getattr(torch, options.dtype),
+            device_map=options.device_map,
+            attn_implementation=options.attn_implementation,
+        )
+    except OSError as error:
+        # transformers and the hub's client report missing repositories and networks this way.
+        raise UserError(f"the models cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def fit_tree(decoder: Any, options: EvalOptions) -> None:
+    """Cut the tree to the nodes that its depth and top-k can give, and say so if it was asked for.
+
+    A chain keeps all of its nodes unless --total-token says otherwise.
+    """
+    from ..tree import candidate_count
+
+    tree = decoder.tree
+    most = candidate_count(tree.depth, tree.top_k) + 1
+    wanted = options.total_token or (most if options.chain else tree.total_token)
+    if options.total_token is not None and wanted > most:
+        _say(
+            f"note: --total-token {wanted} is more than depth {tree.depth} and top-k {tree.top_k} "
+            f"can give ({most} nodes with the root): clipped to {most}"
+        )
+    decoder.tree = replace(tree, total_token=min(wanted, most))
+
+
+def _make_acceptors(specs: Sequence[ArmSpec], options: EvalOptions) -> dict[str, Any]:
+    """One acceptor an arm: unknown names and wrong options are refused here, without a model."""
+    from ..acceptors import ACCEPTORS, make_acceptor
+
+    if options.acceptor not in ACCEPTORS:
+        raise UserError(
+            f"--acceptor {options.acceptor}: unknown; there are {', '.join(sorted(ACCEPTORS))}"
+        )
+    acceptors = {}
+    for spec in specs:
+        if spec.name in (PLAIN, EXACT):
+            acceptors[spec.name] = make_acceptor(EXACT)
+        elif spec.name != HF:
+            acceptors[spec.name] = make_acceptor(
+                spec.acceptance, **options.acceptor_options, seed=spec.seed
+            )
+    return acceptors
+
+
+def _measure(
+    benchmark: Benchmark,
+    questions: Sequence[Question],
+    options: EvalOptions,
+    specs: Sequence[ArmSpec],
+    acceptors: Mapping[str, Any],
+    decoder: Any,
+    folder: RunFolder,
+    arguments: Mapping[str, Any],
+    description: Mapping[str, Any],
+    argv: Sequence[str],
+) -> int:
+    tokenizer = decoder.tokenizer
+    chat = ChatSettings(options.system_prompt, options.thinking)
+    first = render(tokenizer, benchmark.prompt(questions[0], 0, []), chat)
+    stop_ids = stop_token_ids(tokenizer, decoder.target.model.generation_config)
+    resolved = _resolved(decoder, options, specs, acceptors, stop_ids)
+    folder.start(
+        arguments,
+        resolved,
+        {**description, "first_prompt": first.text, "first_prompt_ids": first.ids[:8]},
+        session(argv),
+    )
+    arms = build_arms(specs, decoder, acceptors, stop_ids)
+    settings = RunSettings(
+        max_new_tokens=options.max_new_tokens,
+        model_id=str(resolved["target"]["name"]),
+        chat=chat,
+        repeats=options.repeats,
+        warmup=options.warmup,
+    )
+    progress = RunProgress(len(questions), [spec.name for spec in specs])
+    try:
+        run(benchmark, questions, arms, tokenizer, settings, folder, progress)
+    except KeyboardInterrupt:
+        progress.close()
+        _say(f"\ninterrupted; {folder.path} keeps all answers so far. To go on: {_again(options)}")
+        return cli.EXIT_INTERRUPTED
+    progress.close()
+    folder.finish()
+    header = RunFolder.read_header(folder.path)
+    assert header is not None, "finish() has just written it"
+    return _conclude(folder, specs, header)
+
+
+def _resolved(
+    decoder: Any,
+    options: EvalOptions,
+    specs: Sequence[ArmSpec],
+    acceptors: Mapping[str, Any],
+    stop_ids: Sequence[int],
+) -> dict[str, Any]:
+    """What became known with the models; sessions of one run must agree on all of it."""
+    import torch
+
+    model = decoder.target.model
+    tree = decoder.tree
+    return {
+        "target": describe_source(_target_source(options)),
+        "draft": describe_source(_draft_source(options)),
+        "tree": {"total_token": tree.total_token, "depth": tree.depth, "top_k": tree.top_k},
+        "acceptors": {
+            spec.name: _described(acceptors[spec.name]) for spec in specs if spec.name in acceptors
+        },
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": device_name(model.device),
+        "attention": model.config._attn_implementation,
+        "threads": torch.get_num_threads(),
+        "stop_ids": list(stop_ids),
+    }
+
+
+def _target_source(options: EvalOptions) -> str | Path:
+    from ..assets import reference_target
+
+    return options.target if options.target is not None else reference_target()
+
+
+def _draft_source(options: EvalOptions) -> str | Path:
+    from ..assets import reference_draft
+
+    return options.draft if options.draft is not None else reference_draft()
+
+
+def _described(acceptor: Any) -> dict[str, Any]:
+    """A rule's options with their values, also those that nobody gave."""
+    names = inspect.signature(type(acceptor)).parameters
+    return {name: value for name, value in vars(acceptor).items() if name in names}
+
+
+def _conclude(folder: RunFolder, specs: Sequence[ArmSpec], header: Mapping[str, Any]) -> int:
+    """Write and print the table from what the folder holds."""
+    results = stored_results(folder, [spec.name for spec in specs])
+    summary = summarise(specs, results)
+    lines = header_lines(header)
+    folder.write_text("table.md", markdown(summary, lines))
+    folder.write_text("table.json", as_json(summary, lines))
+    print(terminal_text(summary, lines), end="")
+    _say(f"answers, header and table: {folder.path}")
+    return 0
+
+
+def _opening(
+    folder: RunFolder, specs: Sequence[ArmSpec], questions: Sequence[Question], earlier: bool
+) -> str:
+    total = len(specs) * len(questions)
+    if not earlier:
+        return f"{len(questions)} questions, {len(specs)} arms; writing to {folder.path}"
+    done = sum(len(folder.answers(spec.name)) for spec in specs)
+    return f"going on in {folder.path}: {done} of {total} answers are there"
+
+
+def _again(options: EvalOptions) -> str:
+    return "the same command without --overwrite" if options.overwrite else "the same command"
+
+
+def _say(text: str) -> None:
+    """To stderr: stdout holds the table alone."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,161 @@
+"""Arguments of an evaluation, checked against each other."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .arguments import DTYPES, SAMPLE
+from .arms import EXACT, HF, PLAIN
+
+ATTENTION = ("sdpa", "eager")
+RULE_FLAGS = {
+    "heads": "K",
+    "p_drop": "p_drop",
+    "head_agreement": "head_agreement",
+    "include_clean": "include_clean",
+    "mask": "mask",
+}
+"""Flag -> option of the dropout acceptors; a flag left out leaves the acceptor's own default."""
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Checked arguments. None means: not given, the decoder's or acceptor's default."""
+
+    target: str | None
+    draft: str | None
+    dtype: str | None
+    attn_implementation: str | None
+    device_map: str | None
+    threads: int | None
+    chain: bool
+    total_token: int | None
+    depth: int | None
+    top_k: int | None
+    acceptor: str
+    acceptor_options: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    arms: tuple[str, ...]
+    max_new_tokens: int
+    temperature: float
+    system_prompt: str | None
+    thinking: bool | None
+    questions: Path | None
+    limit: int | None
+    begin: int | None
+    end: int | None
+    repeats: int
+    warmup: int
+    output_dir: Path | None
+    overwrite: bool
+    notes: tuple[str, ...]
+    """What the user should know about how the arguments were read."""
+
+
+def read_options(args: argparse.Namespace) -> EvalOptions:
+    """Check what one flag cannot check alone. UserError names the flags."""
+    begin, end = args.question_begin, args.question_end
+    if end is not None and (begin or 0) >= end:
+        raise UserError(
+            f"--question-begin {begin or 0} is not below --question-end {end}: no question is left"
+        )
+    if args.attn_implementation is not None and args.attn_implementation not in ATTENTION:
+        raise UserError(
+            f"--attn-implementation {args.attn_implementation}: verification needs a tree mask, "
+            f"which only {' and '.join(ATTENTION)} take"
+        )
+    if (args.target is None) != (args.draft is None):
+        given, missing = ("--target", "--draft") if args.draft is None else ("--draft", "--target")
+        raise UserError(
+            f"{given} without {missing}: a draft serves the one target it was trained for; give "
+            "both, or neither for the reference pair"
+        )
+    if args.overwrite and args.output_dir is None:
+        raise UserError("--overwrite needs the --output-dir whose run it shall delete")
+    sample = None if (begin, end) != (None, None) else SAMPLE
+    arms, notes = _arms(args.arms, args.acceptor)
+    return EvalOptions(
+        target=args.target,
+        draft=args.draft,
+        dtype=None if args.dtype is None else DTYPES[args.dtype],
+        attn_implementation=args.attn_implementation,
+        device_map=args.device_map,
+        threads=args.threads,
+        **_tree(args),
+        acceptor=args.acceptor,
+        acceptor_options=_acceptor_options(args),
+        seeds=_seeds(args),
+        arms=arms,
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        system_prompt=args.system_prompt,
+        thinking=None if args.thinking is None else args.thinking == "on",
+        questions=args.questions,
+        limit=getattr(args, "limit", sample),
+        begin=begin,
+        end=end,
+        repeats=args.repeats,
+        warmup=args.warmup,
+        output_dir=args.output_dir,
+        overwrite=args.overwrite,
+        notes=notes,
+    )
+
+
+def _tree(args: argparse.Namespace) -> dict[str, Any]:
+    if args.chain and args.top_k not in (None, 1):
+        raise UserError(f"--chain drafts with top-k 1; --top-k {args.top_k} needs --tree")
+    return {
+        "chain": args.chain,
+        "total_token": args.total_token,
+        "depth": args.depth,
+        "top_k": 1 if args.chain else args.top_k,
+    }
+
+
+def _acceptor_options(args: argparse.Namespace) -> dict[str, Any]:
+    given = {flag: getattr(args, flag) for flag in RULE_FLAGS if getattr(args, flag) is not None}
+    if args.acceptor == EXACT and (given or args.seeds):
+        names = ", ".join(f"--{flag.replace('_', '-')}" for flag in [*given, *_seed_flag(args)])
+        raise UserError(f"{names}: the exact acceptor has no such option; add --acceptor naive")
+    if args.head_agreement is not None and args.p_drop not in (None, "auto"):
+        raise UserError(
+            f"--head-agreement solves for the dropout probability, --p-drop {args.p_drop} sets it: "
+            "give one of them"
+        )
+    return {RULE_FLAGS[flag]: value for flag, value in given.items()}
+
+
+def _seed_flag(args: argparse.Namespace) -> list[str]:
+    return ["seeds"] if args.seeds else []
+
+
+def _seeds(args: argparse.Namespace) -> tuple[int, ...]:
+    seeds = tuple(args.seeds or (0,))
+    if len(set(seeds)) != len(seeds):
+        raise UserError(f"--seeds {' '.join(map(str, seeds))}: the same seed twice")
+    return seeds
+
+
+def _arms(chosen: Sequence[str] | None, acceptor: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The arms in order, and notes. exact joins every lossy rule, which is judged against it."""
+    known = [PLAIN, HF, EXACT, *([] if acceptor == EXACT else [acceptor])]
+    if chosen is None:
+        return tuple(known), ()
+    unknown = [arm for arm in chosen if arm not in known]
+    if unknown:
+        raise UserError(
+            f"--arms {' '.join(unknown)}: with --acceptor {acceptor} there are {', '.join(known)}"
+        )
+    arms = [arm for arm in known if arm in chosen]
+    if acceptor != EXACT and acceptor not in arms:
+        raise UserError(f"--arms leaves out {acceptor}, which --acceptor asks for")
+    if acceptor in arms and EXACT not in arms:
+        arms.insert(arms.index(acceptor), EXACT)
+        return tuple(arms), (f"the exact arm runs as well: {acceptor} is judged against it",)
+    return tuple(arms), ()

@@ -1,0 +1,150 @@
+"""The header of a run: what somebody needs to repeat it, or to refuse to compare it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from .base import Question
+from .options import EvalOptions
+
+LISTED_IDS = 16
+"""Up to so many questions are named above the table."""
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def run_arguments(
+    benchmark: str, options: EvalOptions, questions: Sequence[Question]
+) -> dict[str, Any]:
+    """All that is known before a model is loaded and that changes what is recorded."""
+    return {
+        "benchmark": benchmark,
+        "target": options.target,
+        "draft": options.draft,
+        "dtype": options.dtype,
+        "attn_implementation": options.attn_implementation,
+        "device_map": options.device_map,
+        "threads": options.threads,
+        "tree": {
+            "shape": "chain" if options.chain else "tree",
+            "total_token": options.total_token,
+            "depth": options.depth,
+            "top_k": options.top_k,
+        },
+        "acceptor": options.acceptor,
+        "acceptor_options": dict(options.acceptor_options),
+        "seeds": options.seeds,
+        "arms": options.arms,
+        "max_new_tokens": options.max_new_tokens,
+        "temperature": options.temperature,
+        "system_prompt_sha256": _text_hash(options.system_prompt),
+        "enable_thinking": options.thinking,
+        "question_ids": [question.question_id for question in questions],
+        "questions_sha256": _text_hash(
+            json.dumps([[q.question_id, q.turns] for q in questions], ensure_ascii=False)
+        ),
+        "repeats": options.repeats,
+        "warmup": options.warmup,
+        "versions": versions(),
+    }
+
+
+def session(argv: Sequence[str]) -> dict[str, Any]:
+    """One start of the program: a run that was killed and went on has several."""
+    return {"started": time.time(), "arguments": list(argv), "commit": commit()}
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {
+        "eagle_dropmatch": __version__,
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of a checkout, with "+changes" if files differ from it; None elsewhere."""
+    if not (REPOSITORY / ".git").exists():
+        return None
+    head = _git("rev-parse", "HEAD")
+    if head is None:
+        return None
+    return f"{head}+changes" if _git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def device_name(device: Any) -> str:
+    """The accelerator's or the processor's own name."""
+    import torch
+
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    if device.type != "cpu":
+        return str(device)
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def header_lines(header: Mapping[str, Any]) -> list[str]:
+    """What stands above the table, from the header as it was written."""
+    arguments, resolved = header["arguments"], header["resolved"]
+    tree = resolved["tree"]
+    ids = arguments["question_ids"]
+    listed = f" (a fixed sample: {', '.join(map(str, ids))})" if len(ids) <= LISTED_IDS else ""
+    return [
+        f"{arguments['benchmark']}: {len(ids)} of {header['benchmark_questions']} questions"
+        f"{listed}, {header['turns']} turns, at most {arguments['max_new_tokens']} new tokens "
+        "a turn",
+        "greedy, batch 1, PyTorch loop, all arms in one process and in turn, "
+        f"{arguments['warmup']} untimed answer(s) each before",
+        f"target {resolved['target']['name']}; draft {resolved['draft']['name']}",
+        f"{resolved['dtype']} on {resolved['device']}, {resolved['threads']} threads, attention "
+        f"{resolved['attention']}, torch {arguments['versions']['torch']}, transformers "
+        f"{arguments['versions']['transformers']}",
+        f"tree: {tree['total_token']} nodes with the root, {tree['depth'] + 1} draft levels "
+        f"(EAGLE's --depth {tree['depth']}), top-k {tree['top_k']}",
+        *_rules(arguments["acceptor"], resolved["acceptors"]),
+    ]
+
+
+def _rules(acceptor: str, described: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The lossy rule and its options: the same for all of its arms but for the mask seeds."""
+    arms = [options for options in described.values() if options]
+    if not arms:
+        return []
+    seeds = [str(options["seed"]) for options in arms if "seed" in options]
+    told = [f"{name} {value}" for name, value in arms[0].items() if name != "seed"]
+    if seeds:
+        told.append(f"mask seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}")
+    return [f"{acceptor}: {', '.join(told)}"]
+
+
+def _text_hash(text: str | None) -> str | None:
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _git(*command: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(REPOSITORY), *command],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,237 @@
+"""From the results of all arms to the numbers of the final table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..stats import GenerationStats
+from .arms import EXACT, HF, NO_DRAFTING, PLAIN, ArmSpec
+from .records import QuestionResult
+from .statistics import Estimate, paired_ratio, ratio
+
+Results = Mapping[str, Mapping[int | str, QuestionResult]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: an arm, or the arms of all mask seeds of a rule pooled."""
+
+    group: str
+    label: str
+    drafting: bool
+    lossy: bool
+    tau: Estimate
+    strict_tau: float
+    relaxed_share: float
+    tokens_per_second: float
+    """All output tokens / all wall seconds, prefill included."""
+    mean_question_speed: float
+    """Mean over questions of the question's own tokens/s, which weighs short answers up."""
+    decode_tokens_per_second: float | None
+    """Tokens committed by steps / seconds of decoding alone; None where it is not measured."""
+    seconds_per_question: float
+    speedup: Mapping[str, Estimate]
+    """Ratio of tokens/s over each baseline, by the baseline's group."""
+    wall_ratio: Mapping[str, Estimate]
+    """Ratio of the baseline's seconds to this row's for the same questions: above 1 is faster."""
+    repeat_speeds: tuple[float, float]
+    """Lowest and highest tokens/s of a repeat."""
+    histogram: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one arm's answers differ from another's on the same questions."""
+
+    against: str
+    questions: int
+    differing: int
+    first_difference: float | None
+    """Mean 0-based token position of the first difference, in the first turn that differs."""
+    length_ratio: float
+    """All output tokens / all output tokens of the other arm."""
+
+
+@dataclass(frozen=True)
+class LossyComparison:
+    """A lossy row beside exact acceptance on the same questions."""
+
+    group: str
+    tau_ratio: Estimate
+    tau_ratio_by_seed: Mapping[int, Estimate]
+    speed_ratio: Estimate
+    """Ratio of tokens/s."""
+    wall_ratio: Estimate
+    """Ratio of exact's seconds to the row's for the same questions."""
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class Summary:
+    question_ids: tuple[int | str, ...]
+    """The questions that every arm has answered: only these are in the numbers."""
+    turns: int
+    rows: tuple[Row, ...]
+    comparisons: tuple[LossyComparison, ...]
+    agreements: tuple[tuple[str, Difference], ...]
+    """Arms that should give the target's own answers, each against the first baseline."""
+
+
+def summarise(specs: Sequence[ArmSpec], results: Results) -> Summary:
+    """All numbers of the table, over the questions that every arm has answered."""
+    shared = [qid for qid in results[specs[0].name] if all(qid in results[s.name] for s in specs)]
+    pools = {
+        group: [[results[s.name][qid] for s in specs if s.group == group] for qid in shared]
+        for group in dict.fromkeys(spec.group for spec in specs)
+    }
+    by_group = {spec.group: spec for spec in reversed(specs)}
+    baselines = [group for group in (PLAIN, HF) if group in pools]
+    rows = tuple(_row(by_group[group], pools, baselines) for group in pools)
+    comparisons = tuple(
+        _compare(group, [s for s in specs if s.group == group], results, pools)
+        for group in pools
+        if by_group[group].lossy and EXACT in pools
+    )
+    truthful = [group for group in (HF, PLAIN, EXACT) if group in pools]
+    agreements = tuple(
+        (group, difference(pools[group], pools[truthful[0]], truthful[0])) for group in truthful[1:]
+    )
+    turns = sum(len(pool[0].rows) for pool in pools[specs[0].group])
+    return Summary(tuple(shared), turns, rows, comparisons, agreements)
+
+
+Pool = Sequence[Sequence[QuestionResult]]
+"""For every question, the results of the arms that a row pools."""
+
+
+def difference(pool: Pool, other: Pool, against: str) -> Difference:
+    """Compare each question's answers with the other arm's first answer to it.
+
+    From the first difference on the two are answers to different contexts, so only its place and
+    the total length say anything.
+    """
+    firsts = []
+    compared = 0
+    for mine, theirs in zip(pool, other, strict=True):
+        for result in mine:
+            compared += 1
+            place = first_difference(result.output_ids, theirs[0].output_ids)
+            if place is not None:
+                firsts.append(place)
+    lengths = [sum(r.output_tokens for r in mine) / len(mine) for mine in pool]
+    other_lengths = [sum(r.output_tokens for r in theirs) / len(theirs) for theirs in other]
+    total = sum(other_lengths)
+    return Difference(
+        against=against,
+        questions=compared,
+        differing=len(firsts),
+        first_difference=statistics.fmean(firsts) if firsts else None,
+        length_ratio=sum(lengths) / total if total else math.nan,
+    )
+
+
+def first_difference(
+    answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]
+) -> int | None:
+    """Position of the first token that differs, in the first turn that differs; None if none.
+
+    Where one answer is the other's beginning, it is the place where the shorter one ends.
+    """
+    for ids, other in zip(answers, others, strict=True):
+        for place, (a, b) in enumerate(zip(ids, other, strict=False)):
+            if a != b:
+                return place
+        if len(ids) != len(other):
+            return min(len(ids), len(other))
+    return None
+
+
+def _row(spec: ArmSpec, pools: Mapping[str, Pool], baselines: Sequence[str]) -> Row:
+    pool = pools[spec.group]
+    results = [result for question in pool for result in question]
+    stats = GenerationStats(tuple(row for result in results for row in result.rows), 0.0, 0.0)
+    tokens, seconds = _tokens(pool), _seconds(pool)
+    decode = [result.decode_seconds for result in results if result.decode_seconds is not None]
+    repeats = [
+        sum(r.output_tokens for r in results) / sum(walls)
+        for walls in zip(*(result.repeats_wall_seconds for result in results), strict=True)
+    ]
+    others = [base for base in baselines if base != spec.group]
+    return Row(
+        group=spec.group,
+        label=spec.label,
+        drafting=spec.acceptance != NO_DRAFTING,
+        lossy=spec.lossy,
+        tau=ratio(_committed(pool), _steps(pool)),
+        strict_tau=stats.strict_tau,
+        relaxed_share=stats.relaxed_share,
+        tokens_per_second=ratio(tokens, seconds).value,
+        mean_question_speed=_mean(t / s for t, s in zip(tokens, seconds, strict=True)),
+        decode_tokens_per_second=(
+            stats.committed_tokens / sum(decode)
+            if len(decode) == len(results) and sum(decode) > 0
+            else None
+        ),
+        seconds_per_question=_mean(result.wall_seconds for result in results),
+        speedup={
+            base: paired_ratio(tokens, seconds, _tokens(pools[base]), _seconds(pools[base]))
+            for base in others
+        },
+        wall_ratio={base: _wall_ratio(pool, pools[base]) for base in others},
+        repeat_speeds=(min(repeats, default=math.nan), max(repeats, default=math.nan)),
+        histogram=tuple(stats.histogram),
+    )
+
+
+def _compare(
+    group: str, specs: Sequence[ArmSpec], results: Results, pools: Mapping[str, Pool]
+) -> LossyComparison:
+    exact, mine = pools[EXACT], pools[group]
+    shared = [question[0].question_id for question in exact]
+
+    def tau_ratio(pool: Pool) -> Estimate:
+        return paired_ratio(_committed(pool), _steps(pool), _committed(exact), _steps(exact))
+
+    by_seed = {
+        spec.seed: tau_ratio([[results[spec.name][qid]] for qid in shared])
+        for spec in specs
+        if spec.seed is not None
+    }
+    return LossyComparison(
+        group=group,
+        tau_ratio=tau_ratio(mine),
+        tau_ratio_by_seed=by_seed,
+        speed_ratio=paired_ratio(_tokens(mine), _seconds(mine), _tokens(exact), _seconds(exact)),
+        wall_ratio=_wall_ratio(mine, exact),
+        difference=difference(mine, exact, EXACT),
+    )
+
+
+def _wall_ratio(pool: Pool, base: Pool) -> Estimate:
+    """Seconds a question of ``base`` / seconds a question of ``pool``."""
+    counts, base_counts = ([float(len(question)) for question in p] for p in (pool, base))
+    return paired_ratio(_seconds(base), base_counts, _seconds(pool), counts)
+
+
+def _committed(pool: Pool) -> list[float]:
+    return [float(sum(sum(r.accept_lengths) for a in q for r in a.rows)) for q in pool]
+
+
+def _steps(pool: Pool) -> list[float]:
+    return [float(sum(len(r.accept_lengths) for a in q for r in a.rows)) for q in pool]
+
+
+def _tokens(pool: Pool) -> list[float]:
+    return [float(sum(answer.output_tokens for answer in question)) for question in pool]
+
+
+def _seconds(pool: Pool) -> list[float]:
+    return [sum(answer.wall_seconds for answer in question) for question in pool]
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return statistics.fmean(listed) if listed else math.nan

@@ -1,0 +1,102 @@
+"""The arms: one counting rule, and clocks that read a device at rest."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from eval_fakes import EOS, FakeDecoder, answer_ids
+
+from eagle_dropmatch.evals import arms
+from eagle_dropmatch.evals.arms import build_arms, plain_row, plan_arms
+
+PROMPT = [40, 41, 42]
+
+
+def build(decoder, acceptor="naive", seeds=(0,)):
+    chosen = ["plain", "hf", "exact", acceptor]
+    specs = plan_arms(acceptor, chosen, seeds)
+    acceptors = {spec.name: f"acceptor of {spec.name}" for spec in specs}
+    return build_arms(specs, decoder, acceptors, [EOS])
+
+
+def test_all_arms_give_the_same_ids_cut_by_the_same_rule():
+    answers = [
+        arm.answer(PROMPT, max_new_tokens=6, seed=1).output_ids for arm in build(FakeDecoder())
+    ]
+    assert answers == [answer_ids(PROMPT, 6)] * 4
+
+
+def test_each_arm_runs_under_its_own_acceptor_also_the_one_without_drafts():
+    """A rule left in the decoder would work on the plain arm's prompts, inside its time."""
+    decoder = FakeDecoder()
+    plain, _, exact, naive = build(decoder)
+    for arm in (naive, plain, exact, naive):
+        arm.answer(PROMPT, max_new_tokens=4, seed=7)
+    assert decoder.calls == [
+        ("acceptor of naive", True, 7),
+        ("acceptor of plain", False, 7),
+        ("acceptor of exact", True, 7),
+        ("acceptor of naive", True, 7),
+    ]
+
+
+def test_transformers_decodes_greedily_whatever_the_models_config_says():
+    decoder = FakeDecoder()
+    hf = build(decoder)[1]
+    turn = hf.answer(PROMPT, max_new_tokens=5, seed=0)
+    (config,) = decoder.target.model.configs
+    assert config.do_sample is False
+    assert config.repetition_penalty == 1.0
+    assert config.max_new_tokens == 5
+    assert config.eos_token_id == [EOS]
+    # A forward pass a token, the first one being the prefill's.
+    assert turn.row.accept_lengths == [1] * (len(turn.output_ids) - 1)
+    assert (turn.prefill_seconds, turn.decode_seconds) == (None, None)
+
+
+def test_a_record_that_counts_other_tokens_than_the_output_holds_is_an_error():
+    class Overcounting(FakeDecoder):
+        def generate(self, *args, **kwargs):
+            output = super().generate(*args, **kwargs)
+            cut_short = output.sequences.clone()
+            cut_short[0, len(PROMPT) + 1] = EOS
+            return SimpleNamespace(sequences=cut_short, stats=output.stats)
+
+    with pytest.raises(RuntimeError, match="the record counts"):
+        build(Overcounting())[2].answer(PROMPT, max_new_tokens=8, seed=0)
+
+
+def test_every_clock_reading_follows_a_synchronisation(monkeypatch):
+    events = []
+    monkeypatch.setattr(arms, "synchronise", lambda device: events.append("sync"))
+    clock = iter([1.0, 3.5])
+    monkeypatch.setattr(arms.time, "perf_counter", lambda: (events.append("clock"), next(clock))[1])
+    result, seconds = arms.timed(lambda: events.append("work") or "done", torch.device("cpu"))
+    assert events == ["sync", "clock", "work", "sync", "clock"]
+    assert (result, seconds) == ("done", 2.5)
+
+
+def test_an_accelerator_is_waited_for_and_a_cpu_is_not(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    arms.synchronise(torch.device("cpu"))
+    arms.synchronise(torch.device("cuda:1"))
+    assert waited == [torch.device("cuda:1")]
+
+
+def test_a_lossy_rule_gets_an_arm_for_each_seed_in_one_row():
+    specs = plan_arms("naive", ["exact", "naive"], (0, 4))
+    assert [(s.name, s.group, s.seed, s.lossy) for s in specs] == [
+        ("exact", "exact", None, False),
+        ("naive-seed0", "naive", 0, True),
+        ("naive-seed4", "naive", 4, True),
+    ]
+
+
+def test_the_record_of_plain_decoding_handles_short_outputs():
+    assert plain_row([EOS], 3, [EOS]).finish_reason == "stop"
+    assert plain_row([EOS], 3, [EOS]).accept_lengths == []
+    assert plain_row([9, 9], 3, [EOS]).finish_reason == "length"
+    assert plain_row([], 3, [EOS]).output_tokens == 0
