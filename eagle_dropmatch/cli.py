@@ -91,6 +91,17 @@ def integer(at_least: int, what: str = "") -> Callable[[str], int]:
     return parse
 
 
+def tree_shape(text: str) -> tuple[int, int, int]:
+    """total-token/depth/top-k, as 24/5/6."""
+    parts = text.split("/")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not total-token/depth/top-k, as 24/5/6")
+    nodes, depth, top_k = (int(part) for part in parts)
+    if nodes < 1 or top_k < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: total-token and top-k are at least 1")
+    return nodes, depth, top_k
+
+
 def limit(text: str) -> int | None:
     """A number of questions of at least 1, or "all", which is None."""
     if text == "all":

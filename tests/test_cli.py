@@ -46,6 +46,11 @@ def place(tmp_path, monkeypatch):
 
 PAIR = "--target target --draft draft"
 BAD = [
+    ("--trees 24/5", "argument --trees: '24/5' is not total-token/depth/top-k"),
+    ("--trees 0/5/6", "argument --trees: '0/5/6': total-token and top-k are at least 1"),
+    ("--trees 24/5/6 24/5/6", "--trees: the same tree twice"),
+    ("--trees 24/5/6 --depth 3", "under exact acceptance and goes without --depth"),
+    ("--trees 24/5/6 --acceptor naive", "goes without --acceptor naive"),
     ("--acceptor magic", "--acceptor magic: unknown; there are exact, naive"),
     ("--acceptor naive --p-drop 1.5", "argument --p-drop: '1.5' is neither a number in [0, 1)"),
     ("--acceptor naive --p-drop 1", "argument --p-drop: '1' is neither"),

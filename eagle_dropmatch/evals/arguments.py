@@ -78,6 +78,14 @@ def _add_tree(group: argparse._ArgumentGroup) -> None:
         metavar="K",
         help="nodes expanded on each level, and children scored for each of them",
     )
+    group.add_argument(
+        "--trees",
+        type=cli.tree_shape,
+        nargs="+",
+        metavar="T/D/K",
+        help="compare trees: an exact arm for each total-token/depth/top-k, as 24/5/6, instead of "
+        "one tree",
+    )
 
 
 def _add_rule(group: argparse._ArgumentGroup) -> None:

@@ -36,6 +36,8 @@ class ArmSpec(NamedTuple):
     lossy: bool
     seed: int | None
     """Mask seed of a randomised rule."""
+    tree: tuple[int, int, int] | None = None
+    """(total_token, depth, top_k) of an arm with a tree of its own; None: the decoder's."""
 
 
 class Turn(NamedTuple):
@@ -59,18 +61,29 @@ class Arm(Protocol):
         ...
 
 
-def plan_arms(acceptor: str, chosen: Sequence[str], seeds: Sequence[int]) -> list[ArmSpec]:
+def plan_arms(
+    acceptor: str,
+    chosen: Sequence[str],
+    seeds: Sequence[int],
+    trees: Sequence[tuple[int, int, int]] = (),
+) -> list[ArmSpec]:
     """The specs of the ``chosen`` arms, in the table's order.
 
     A rule other than exact gets one arm for each of ``seeds``; its answers differ from the
-    target's, and with them the number of tokens and the time.
+    target's, and with them the number of tokens and the time. With ``trees`` there is an exact arm
+    for each of them instead of one.
     """
     specs = []
     if PLAIN in chosen:
         specs.append(ArmSpec(PLAIN, PLAIN, "plain (our loop)", NO_DRAFTING, False, None))
     if HF in chosen:
         specs.append(ArmSpec(HF, HF, "transformers' generate", NO_DRAFTING, False, None))
-    if EXACT in chosen:
+    if trees:
+        for shape in trees:
+            name = "-".join(map(str, (EXACT, *shape)))
+            label = f"EAGLE-3 {'/'.join(map(str, shape))}"
+            specs.append(ArmSpec(name, name, label, EXACT, False, None, shape))
+    elif EXACT in chosen:
         specs.append(ArmSpec(EXACT, EXACT, "EAGLE-3 exact", EXACT, False, None))
     if acceptor != EXACT and acceptor in chosen:
         for seed in seeds:
@@ -93,11 +106,15 @@ class DecoderArm:
     def answer(self, prompt_ids: Sequence[int], *, max_new_tokens: int, seed: int) -> Turn:
         import torch
 
+        from ..drafts.base import TreeShape
+
         device = self.decoder.target.model.device
         ids = torch.tensor([list(prompt_ids)], dtype=torch.long, device=device)
         # Also without drafts: the rule that the arm before left there may have work to do on the
         # prompt, and a baseline must not be charged for it.
         self.decoder.acceptor = self.acceptor
+        if self.spec.tree is not None:
+            self.decoder.tree = TreeShape(*self.spec.tree)
         output, wall = timed(
             lambda: self.decoder.generate(
                 ids,

@@ -45,7 +45,7 @@ def evaluate(
         options.questions, limit=options.limit, begin=options.begin, end=options.end
     )
     check_models(options.target, options.draft)
-    specs = plan_arms(options.acceptor, options.arms, options.seeds)
+    specs = plan_arms(options.acceptor, options.arms, options.seeds, options.trees)
     acceptors = _make_acceptors(specs, options)
     arguments = run_arguments(benchmark.name, options, questions)
     path = options.output_dir or default_folder(DEFAULT_ROOT, benchmark.name, arguments)
@@ -130,7 +130,7 @@ def _make_acceptors(specs: Sequence[ArmSpec], options: EvalOptions) -> dict[str,
         )
     acceptors = {}
     for spec in specs:
-        if spec.name in (PLAIN, EXACT):
+        if spec.name == PLAIN or spec.acceptance == EXACT:
             acceptors[spec.name] = make_acceptor(EXACT)
         elif spec.name != HF:
             acceptors[spec.name] = make_acceptor(

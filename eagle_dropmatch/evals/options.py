@@ -37,6 +37,7 @@ class EvalOptions:
     total_token: int | None
     depth: int | None
     top_k: int | None
+    trees: tuple[tuple[int, int, int], ...]
     acceptor: str
     acceptor_options: Mapping[str, Any]
     seeds: tuple[int, ...]
@@ -87,6 +88,7 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         device_map=args.device_map,
         threads=args.threads,
         **_tree(args),
+        trees=_trees(args),
         acceptor=args.acceptor,
         acceptor_options=_acceptor_options(args),
         seeds=_seeds(args),
@@ -116,6 +118,18 @@ def _tree(args: argparse.Namespace) -> dict[str, Any]:
         "depth": args.depth,
         "top_k": 1 if args.chain else args.top_k,
     }
+
+
+def _trees(args: argparse.Namespace) -> tuple[tuple[int, int, int], ...]:
+    trees = tuple(args.trees or ())
+    single = ("chain", "total_token", "depth", "top_k")
+    given = [f"--{name.replace('_', '-')}" for name in single if getattr(args, name)]
+    if trees and (given or args.acceptor != EXACT):
+        also = ", ".join(given) or f"--acceptor {args.acceptor}"
+        raise UserError(f"--trees compares trees under exact acceptance and goes without {also}")
+    if len(set(trees)) != len(trees):
+        raise UserError("--trees: the same tree twice")
+    return trees
 
 
 def _acceptor_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def run_arguments(
             "depth": options.depth,
             "top_k": options.top_k,
         },
+        "trees": options.trees,
         "acceptor": options.acceptor,
         "acceptor_options": dict(options.acceptor_options),
         "seeds": options.seeds,
@@ -114,10 +115,18 @@ def header_lines(header: Mapping[str, Any]) -> list[str]:
         f"{resolved['dtype']} on {resolved['device']}, {resolved['threads']} threads, attention "
         f"{resolved['attention']}, torch {arguments['versions']['torch']}, transformers "
         f"{arguments['versions']['transformers']}",
-        f"tree: {tree['total_token']} nodes with the root, {tree['depth'] + 1} draft levels "
-        f"(EAGLE's --depth {tree['depth']}), top-k {tree['top_k']}",
+        _tree(tree, arguments["trees"]),
         *_rules(arguments["acceptor"], resolved["acceptors"]),
     ]
+
+
+def _tree(tree: Mapping[str, int], several: Sequence[Sequence[int]]) -> str:
+    if several:
+        return "trees: nodes with the root / EAGLE's --depth (draft levels - 1) / top-k"
+    return (
+        f"tree: {tree['total_token']} nodes with the root, {tree['depth'] + 1} draft levels "
+        f"(EAGLE's --depth {tree['depth']}), top-k {tree['top_k']}"
+    )
 
 
 def _rules(acceptor: str, described: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -56,6 +56,20 @@ def test_transformers_decodes_greedily_whatever_the_models_config_says():
     assert (turn.prefill_seconds, turn.decode_seconds) == (None, None)
 
 
+def test_several_trees_give_an_exact_arm_each_with_its_own_tree():
+    decoder = FakeDecoder()
+    specs = plan_arms("exact", ["plain", "exact"], (0,), [(8, 2, 3), (60, 7, 10)])
+    assert [spec.name for spec in specs] == ["plain", "exact-8-2-3", "exact-60-7-10"]
+    assert len({spec.group for spec in specs}) == 3
+    arms = build_arms(specs, decoder, {spec.name: "exact" for spec in specs}, [EOS])
+    drawn = []
+    for arm in (arms[2], arms[1], arms[2]):
+        arm.answer(PROMPT, max_new_tokens=4, seed=0)
+        tree = decoder.tree
+        drawn.append((tree.total_token, tree.depth, tree.top_k))
+    assert drawn == [(60, 7, 10), (8, 2, 3), (60, 7, 10)]
+
+
 def test_a_record_that_counts_other_tokens_than_the_output_holds_is_an_error():
     class Overcounting(FakeDecoder):
         def generate(self, *args, **kwargs):
