@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,11 @@ from eagle_dropmatch.acceptors.base import (
 from eagle_dropmatch.acceptors.exact import ExactAcceptor
 from eagle_dropmatch.acceptors.heads import mask_uniforms
 from eagle_dropmatch.drafts.base import NoDrafter
+from eagle_dropmatch.evals import chat
 from eagle_dropmatch.loop import DecodingLoop, Limits
 from eagle_dropmatch.target import TargetModel, TargetOutput
 from eagle_dropmatch.training.corpus import Example
+from eagle_dropmatch.training.prompts import Conversation, Message
 from eagle_dropmatch.tree import DraftTree
 
 
@@ -102,21 +104,46 @@ def plan(prompts: Sequence[Prompt], batch: int, pool: int) -> Iterator[list[Prom
             yield window[first : first + batch]
 
 
-def first_turns(
-    conversations: Sequence[tuple[str, list[dict[str, str]]]], tokenizer: Any, max_tokens: int
+def first_prompts(
+    conversations: Sequence[Conversation], tokenizer: Any, max_tokens: int
 ) -> list[Prompt]:
     """The distinct opening questions of conversations, through the chat template."""
     seen: set[str] = set()
     prompts: list[Prompt] = []
-    for name, messages in conversations:
-        text = messages[0]["content"]
-        if text in seen:
-            continue
-        seen.add(text)
-        rendered = tokenizer.apply_chat_template(
-            messages[:1], tokenize=False, add_generation_prompt=True
-        )
-        ids = list(tokenizer(rendered, add_special_tokens=False).input_ids)
-        if len(ids) <= max_tokens:
-            prompts.append(Prompt(name, ids))
+    for conversation in conversations:
+        messages = conversation.up_to_question(1)
+        assert messages is not None
+        text = messages[-1]["content"]
+        if text not in seen:
+            seen.add(text)
+            _add(prompts, tokenizer, conversation.id, messages, max_tokens)
     return prompts
+
+
+def second_prompts(
+    conversations: Sequence[Conversation],
+    answers: Mapping[str, Example],
+    tokenizer: Any,
+    max_tokens: int,
+) -> list[Prompt]:
+    """Second questions behind the target's own first answers, by conversation id."""
+    prompts: list[Prompt] = []
+    for conversation in conversations:
+        messages, first = conversation.up_to_question(2), answers.get(conversation.id)
+        if messages is None or first is None:
+            continue
+        (start, end) = first.spans[0]
+        text = tokenizer.decode(first.ids[start:end], skip_special_tokens=True)
+        # The history is text, as in a chat: an answer of special tokens alone has none.
+        if answer := chat.strip_thinking(text):
+            history = [*messages[:-2], {"role": "assistant", "content": answer}, messages[-1]]
+            _add(prompts, tokenizer, f"{conversation.id}#2", history, max_tokens)
+    return prompts
+
+
+def _add(
+    prompts: list[Prompt], tokenizer: Any, name: str, messages: list[Message], max_tokens: int
+) -> None:
+    ids = chat.render(tokenizer, messages, chat.ChatSettings()).ids
+    if len(ids) <= max_tokens:
+        prompts.append(Prompt(name, ids))

@@ -59,14 +59,18 @@ def endless(lengths: Sequence[int], positions: int, seed: int, start: int) -> It
 
 
 def collate(examples: Sequence[Example], stop_ids: Sequence[int]) -> Batch:
-    """Pad to the bucket of the longest and mark what is supervised."""
+    """Pad to the bucket of the longest and mark what is supervised.
+
+    An answer that was cut by its length limit ends without a stop token: nobody knows what follows
+    its last token, so that is not supervised either.
+    """
     size = max(bucket_of(len(example.ids)) for example in examples)
     tokens = torch.zeros(len(examples), size, dtype=torch.int64)
     supervised = torch.zeros(len(examples), size, dtype=torch.bool)
     for row, example in enumerate(examples):
         tokens[row, : len(example.ids)] = torch.tensor(example.ids)
         for start, end in example.spans:
-            supervised[row, start:end] = True
+            supervised[row, start : min(end, len(example.ids) - 1)] = True
     for stop_id in stop_ids:
         supervised &= tokens != stop_id  # nothing is ever drafted after a stop token
     return Batch(tokens, supervised)

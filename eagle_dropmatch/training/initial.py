@@ -41,29 +41,46 @@ def start_from_target(draft: Eagle3Draft, model: Any, d2t: Tensor, seed: int = 0
 
     The fused feature starts as the highest tap, and the embedding's half of the attention input
     starts near zero: the untrained draft is then the target's last layer on a feature it knows.
+    What the target's layer has in another shape (experts, fused projections) starts at random.
     """
     generator = torch.Generator().manual_seed(seed)
-    last: Any = decoder_layers(model)[-1]
+    last = decoder_layers(model)[-1]
     mid = draft.midlayer
     size = draft.config.hidden_size
-    draft.fc.weight.copy_(torch.randn(draft.fc.weight.shape, generator=generator) * 1e-3)
+
+    def noise(like: Tensor, scale: float) -> Tensor:
+        return torch.randn(like.shape, generator=generator) * scale
+
+    draft.fc.weight.copy_(noise(draft.fc.weight, 1e-3))
     draft.fc.weight[:, -size:] += torch.eye(size)
     for name in ("q_proj", "k_proj", "v_proj"):
-        mine: nn.Linear = getattr(mid.self_attn, name)
-        mine.weight[:, :size] = torch.randn(mine.weight[:, :size].shape, generator=generator) * 1e-3
-        mine.weight[:, size:] = getattr(last.self_attn, name).weight.float()
-    mid.self_attn.o_proj.weight.copy_(last.self_attn.o_proj.weight)
+        weight: Tensor = getattr(mid.self_attn, name).weight
+        weight[:, :size] = noise(weight[:, :size], 1e-3)
+        _copy(weight[:, size:], last, f"self_attn.{name}.weight", generator)
+    _copy(mid.self_attn.o_proj.weight, last, "self_attn.o_proj.weight", generator)
     for name in ("gate_proj", "up_proj", "down_proj"):
-        getattr(mid.mlp, name).weight.copy_(getattr(last.mlp, name).weight)
-    mid.hidden_norm.weight.copy_(last.input_layernorm.weight)
-    mid.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
-    mid.input_layernorm.weight.fill_(1.0)
-    final_norm: Any = backbone(model).norm
-    draft.norm.weight.copy_(final_norm.weight)
+        _copy(getattr(mid.mlp, name).weight, last, f"mlp.{name}.weight", generator)
+    _copy(mid.hidden_norm.weight, last, "input_layernorm.weight", generator)
+    _copy(mid.post_attention_layernorm.weight, last, "post_attention_layernorm.weight", generator)
+    _copy(draft.norm.weight, backbone(model), "norm.weight", generator)
     ids = d2t + torch.arange(d2t.shape[0])
     assert isinstance(draft.lm_head, nn.Linear)
-    draft.lm_head.weight.copy_(model.get_output_embeddings().weight[ids])
+    head = model.get_output_embeddings().weight
+    draft.lm_head.weight.copy_(head[ids.to(head.device)])
     draft.d2t.copy_(d2t)
     draft.t2d.zero_()
     draft.t2d[ids] = True
     draft.borrow_embedding(model.get_input_embeddings())
+
+
+def _copy(into: Tensor, module: nn.Module, name: str, generator: torch.Generator) -> None:
+    """Copy a parameter of ``module`` if it has one of that name and shape.
+
+    Elsewhere a matrix is drawn from the generator, since all workers must start alike, and a
+    norm's weight stays one.
+    """
+    found = dict(module.named_parameters()).get(name)
+    if found is not None and found.shape == into.shape:
+        into.copy_(found)
+    elif into.dim() == 2:
+        into.copy_(torch.randn(into.shape, generator=generator) * into.shape[1] ** -0.5)

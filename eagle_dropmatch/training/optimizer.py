@@ -30,12 +30,16 @@ class FlatAdamW:
             end = start + parameter.numel()
             parameter.data = self.working[start:end].view_as(parameter)
             start = end
-        self.adam = torch.optim.AdamW([self.master], betas=betas, weight_decay=0.0)
+        self.fused = self.master.is_cuda
+        self.adam = torch.optim.AdamW(
+            [self.master], betas=betas, weight_decay=0.0, fused=self.fused
+        )
 
-    def step(self, count: Tensor, learning_rate: float) -> float:
+    def step(self, count: float, learning_rate: float) -> Tensor:
         """Apply the summed gradients divided by ``count``, all workers together.
 
-        Returns the gradient's norm before clipping. A step that taught nothing changes nothing.
+        Returns the gradient's norm before clipping, a scalar on the device: the host does not wait
+        for it. A step that taught nothing changes nothing.
         """
         gradient = torch.cat(
             [
@@ -47,12 +51,11 @@ class FlatAdamW:
             dist.all_reduce(gradient)
         for parameter in self.parameters:
             parameter.grad = None
-        if count.item() == 0:
-            return 0.0
+        if count == 0:
+            return torch.zeros((), device=gradient.device)
         gradient /= count
-        norm = gradient.norm().item()
-        if norm > self.clip:
-            gradient *= self.clip / norm
+        norm = gradient.norm()
+        gradient *= (self.clip / norm).clamp(max=1.0)
         self.master.grad = gradient
         for group in self.adam.param_groups:
             group["lr"] = learning_rate
@@ -67,7 +70,10 @@ class FlatAdamW:
     def load_state(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
             self.master.copy_(state["master"])
-        self.adam.load_state_dict(state["adam"])
+        adam = state["adam"]
+        # Where the saved run had another device, the kernel is this device's.
+        groups = [{**group, "fused": self.fused} for group in adam["param_groups"]]
+        self.adam.load_state_dict({**adam, "param_groups": groups})
         self.working.copy_(self.master.detach())
 
 

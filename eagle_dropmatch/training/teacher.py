@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from eagle_dropmatch.taps import FeatureTaps, backbone
+from eagle_dropmatch.target import logits_finisher
 from eagle_dropmatch.training.batches import Batch
 from eagle_dropmatch.training.ttt import TeacherBatch
 
@@ -25,11 +27,15 @@ class Teacher:
     def __init__(
         self, model: Any, tap_layers: tuple[int, ...], d2t: Tensor, chunk: int = 512
     ) -> None:
-        self.model = model.eval()
+        self.model = model.eval().requires_grad_(False)
         self.taps = FeatureTaps(model, tap_layers)
         ids = d2t + torch.arange(d2t.shape[0], device=d2t.device)
-        head = model.get_output_embeddings().weight
+        module = model.get_output_embeddings()
+        head = module.weight
         self.head = head.detach()[ids.to(head.device)].contiguous()
+        bias = getattr(module, "bias", None)
+        self.bias = None if bias is None else bias.detach()[ids.to(bias.device)]
+        self.finish = logits_finisher(model.config.get_text_config())
         self.to_draft = torch.full((head.shape[0],), -1, dtype=torch.int64)
         self.to_draft[ids.cpu()] = torch.arange(d2t.shape[0])
         self.to_draft = self.to_draft.to(head.device)
@@ -44,8 +50,8 @@ class Teacher:
         flat = hidden.flatten(0, 1).to(self.head.device)
         probs = torch.empty(flat.shape[0], self.head.shape[0], dtype=flat.dtype, device=flat.device)
         for start in range(0, flat.shape[0], self.chunk):
-            logits = (flat[start : start + self.chunk] @ self.head.T).float()
-            probs[start : start + self.chunk] = logits.softmax(-1)
+            logits = F.linear(flat[start : start + self.chunk], self.head, self.bias)
+            probs[start : start + self.chunk] = self.finish(logits).float().softmax(-1)
         following = torch.full_like(tokens, -1)
         following[:, :-1] = self.to_draft[tokens[:, 1:]]
         return TeacherBatch(

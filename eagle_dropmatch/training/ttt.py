@@ -9,7 +9,7 @@ steps 1..j.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,6 +70,7 @@ class OwnRowAttention:
 
     Rows go through in blocks: a block sees the step-0 keys up to its own end, and of each later
     step only its own rows, so the cost of a step grows by the block, not by the sequence.
+    On a GPU one block (0) is best: there the launches cost, not the products.
     """
 
     def __init__(self, block: int = 64) -> None:
@@ -85,8 +86,9 @@ class OwnRowAttention:
         group = heads // kv_heads
         grouped = q.view(batch, kv_heads, group, size, dim)
         parts = []
-        for start in range(0, size, self.block):
-            end = min(start + self.block, size)
+        block = self.block or size
+        for start in range(0, size, block):
+            end = min(start + block, size)
             rows = end - start
             out = F.scaled_dot_product_attention(
                 grouped[:, :, :, start:end].reshape(batch, kv_heads, group * rows, dim),
@@ -111,20 +113,61 @@ class OwnRowAttention:
         )
 
 
-def unroll(draft: Eagle3Draft, batch: TeacherBatch, steps: int, block: int = 64) -> list[Step]:
-    """Run ``steps`` steps of training-time test; gradients flow through all of them."""
+def unroll(
+    draft: Eagle3Draft, batch: TeacherBatch, rows: Sequence[Tensor], block: int = 64
+) -> list[Step]:
+    """Run a step of training-time test for each of ``rows``; gradients flow through all of them.
+
+    Args:
+        draft: the network.
+        batch: what the target says.
+        rows: for step j, [R_j] int64, the flat rows b * S + t whose outputs are asked for.
+        block: rows that attend together, 0 for all.
+    """
     size = batch.tokens.shape[1]
     attend = OwnRowAttention(block)
     feature = draft.fuse(batch.taps)
     positions = torch.arange(size, device=batch.tokens.device).expand_as(batch.tokens)
     out: list[Step] = []
-    for j in range(steps):
+    for j, asked in enumerate(rows):
         embeds = draft.embed(shift_left(batch.tokens, j + 1))
         feature, head_input = draft(embeds, feature, positions + j, attend)
-        rows = step_rows(batch.supervised, j).flatten().nonzero().squeeze(1)
         # Row t of step j is taught by the target's distribution after x_{t+1+j}.
-        out.append(Step(rows, head_input.flatten(0, 1)[rows], rows + j + 1))
+        out.append(Step(asked, head_input.flatten(0, 1)[asked], asked + j + 1))
     return out
+
+
+def supervised_rows(batch: TeacherBatch, steps: int) -> list[Tensor]:
+    """The flat rows that each step learns from: supervised, next token in the draft's vocabulary.
+
+    All steps at once and before the first forward: counting rows waits for the device.
+    """
+    known = batch.following.flatten() >= 0
+    out: list[Tensor] = []
+    for j in range(steps):
+        # What rolls around the end is never supervised.
+        kept = step_rows(batch.supervised, j).flatten() & known.roll(-(j + 1))
+        out.append(kept.nonzero().squeeze(1))
+    return out
+
+
+def chunk_loss(logits: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of a few rows and its gradient: ([] float32, [C, V] in the logits' dtype).
+
+    Args:
+        logits: [C, V].
+        target: [C, V], soft targets.
+        scale: [C] float32.
+    """
+    wide, soft = logits.float(), target.float()
+    norm = wide.logsumexp(-1, keepdim=True)
+    loss = (scale * (norm.squeeze(-1) - (soft * wide).sum(-1))).sum()
+    gradient = ((wide - norm).exp() - soft) * scale[:, None]
+    return loss, gradient.to(logits.dtype)
+
+
+#: ``chunk_loss``, or a compiled form of it.
+ChunkLoss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
@@ -142,28 +185,26 @@ class _SoftCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         scale: Tensor,
         chunk: int,
+        kernel: ChunkLoss,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for start in range(0, hidden.shape[0], chunk):
             part = hidden[start : start + chunk]
-            logits = (part @ weight.T).float()
-            target = probs[labels[start : start + chunk]].float()
-            by = scale[start : start + chunk, None]
-            norm = logits.logsumexp(-1, keepdim=True)
-            total += by.squeeze(1) @ (norm.squeeze(-1) - (target * logits).sum(-1))
-            grad = logits.sub_(norm).exp_().sub_(target).mul_(by).to(hidden.dtype)
+            target = probs[labels[start : start + chunk]]
+            loss, grad = kernel(part @ weight.T, target, scale[start : start + chunk])
+            total += loss
             grad_hidden[start : start + chunk] = grad @ weight
             grad_weight += grad.T @ part
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         (above,) = grads
-        return grad_hidden * above, grad_weight * above, None, None, None, None
+        return grad_hidden * above, grad_weight * above, None, None, None, None, None
 
 
 def soft_cross_entropy(
@@ -173,6 +214,7 @@ def soft_cross_entropy(
     labels: Tensor,
     scale: Tensor,
     chunk: int = 1024,
+    kernel: ChunkLoss = chunk_loss,
 ) -> Tensor:
     """Sum over rows r of -scale_r sum_v p_v log softmax(hidden_r @ weight.T)_v, in float32.
 
@@ -183,13 +225,20 @@ def soft_cross_entropy(
         labels: [R] int64, the row of ``probs`` that teaches each row of ``hidden``.
         scale: [R] float32.
         chunk: rows whose logits exist at once.
+        kernel: what a chunk goes through.
     """
     apply: Callable[..., Tensor] = _SoftCrossEntropy.apply
-    return apply(hidden, weight, probs, labels, scale, chunk)
+    return apply(hidden, weight, probs, labels, scale, chunk, kernel)
 
 
 def ttt_loss(
-    draft: Eagle3Draft, batch: TeacherBatch, *, steps: int, decay: float, block: int = 64
+    draft: Eagle3Draft,
+    batch: TeacherBatch,
+    *,
+    steps: int,
+    decay: float,
+    block: int = 64,
+    kernel: ChunkLoss = chunk_loss,
 ) -> tuple[Tensor, Tensor]:
     """The summed, step-weighted loss of a batch and the number of rows of its first step.
 
@@ -198,37 +247,38 @@ def ttt_loss(
     vocabulary would cost more than the rest of the step.)
     """
     assert draft.lm_head is not None
-    known = batch.following.flatten() >= 0
-    hidden, labels, scales = [], [], []
-    for j, step in enumerate(unroll(draft, batch, steps, block)):
-        keep = known[step.labels].nonzero().squeeze(1)
-        hidden.append(step.head_input[keep])
-        labels.append(step.labels[keep])
-        scales.append(torch.full(keep.shape, decay**j, device=keep.device))
+    rows = supervised_rows(batch, steps)
+    taken = unroll(draft, batch, rows, block)
+    scales = [torch.full(kept.shape, decay**j, device=kept.device) for j, kept in enumerate(rows)]
+    hidden = torch.cat([step.head_input for step in taken])
+    if draft.config.logit_scale != 1.0:
+        hidden = hidden * draft.config.logit_scale
     weight: Tensor = draft.lm_head.weight  # type: ignore[assignment]
     # One product for the rows of all steps: the head's gradient is then summed once.
     loss = soft_cross_entropy(
-        torch.cat(hidden), weight, batch.probs, torch.cat(labels), torch.cat(scales)
+        hidden,
+        weight,
+        batch.probs,
+        torch.cat([step.labels for step in taken]),
+        torch.cat(scales),
+        kernel=kernel,
     )
-    count = torch.full_like(loss, labels[0].numel())
-    return loss, count
+    return loss, torch.full_like(loss, rows[0].numel())
 
 
 @torch.no_grad()
-def matched_lengths(draft: Eagle3Draft, batch: TeacherBatch, steps: int) -> Tensor:
+def matched_lengths(draft: Eagle3Draft, batch: TeacherBatch, steps: int, block: int = 64) -> Tensor:
     """How many steps in a row the draft's argmax is the next token, for each row with all steps.
 
     Returns [R] int64 in 0..steps. On answers that the target wrote greedily, 1 + the mean is the
     tau of chain drafting with ``steps`` levels (NeMo's simulated acceptance length), were every
     position equally likely to be a root.
     """
-    rows_with_all = step_rows(batch.supervised, steps - 1).flatten()
-    run = torch.zeros(rows_with_all.shape, dtype=torch.int64, device=batch.tokens.device)
-    alive = rows_with_all.clone()
+    rows = step_rows(batch.supervised, steps - 1).flatten().nonzero().squeeze(1)
+    run = torch.zeros_like(rows)
+    alive = torch.ones_like(rows, dtype=torch.bool)
     following = batch.following.flatten()
-    for step in unroll(draft, batch, steps):
-        hit = torch.zeros_like(alive)
-        hit[step.rows] = draft.logits(step.head_input).argmax(-1) == following[step.labels]
-        alive &= hit
+    for step in unroll(draft, batch, [rows] * steps, block):
+        alive &= draft.logits(step.head_input).argmax(-1) == following[step.labels]
         run += alive
-    return run[rows_with_all]
+    return run

@@ -1,0 +1,150 @@
+"""What a trained draft was made of: the model card beside its weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eagle_dropmatch.assets import REFERENCE_TARGET_HUB_ID
+from eagle_dropmatch.drafts.eagle3 import Eagle3Config
+from eagle_dropmatch.training.corpus import Example
+from eagle_dropmatch.training.options import TrainOptions
+
+CARD_NAME = "README.md"
+
+#: Where an example's answer comes from, in words.
+_SOURCES = {
+    "target-greedy": "answers that the base model wrote greedily",
+    "published": "the conversations' published answers",
+}
+
+
+class SourceCount(NamedTuple):
+    """How much of the training data came from one source."""
+
+    source: str
+    examples: int
+    answer_tokens: int  # tokens in the assistant's spans, stop tokens included
+
+
+@dataclass(frozen=True)
+class DraftCard:
+    """The facts of a training run that a reader of the draft needs."""
+
+    target: str = "unnamed"
+    files: tuple[str, ...] = ()
+    sources: tuple[SourceCount, ...] = ()
+    held_out: int = 0
+    started_from: str | None = None  # a draft; None for the target's own weights
+    options: TrainOptions = field(default_factory=TrainOptions)
+    steps: int = 0
+    rows: int = 0
+    simulated_tau: float = 0.0
+
+    def with_data(
+        self, examples: Sequence[Example], held_out: Sequence[Example], options: TrainOptions
+    ) -> DraftCard:
+        return replace(
+            self, sources=count_sources(examples), held_out=len(held_out), options=options
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The entry in the draft's config.json."""
+        return {
+            "target": self.target,
+            "data": list(self.files),
+            "sources": [source.source for source in self.sources],
+            "steps": self.steps,
+            "rows": self.rows,
+            "simulated_tau": self.simulated_tau,
+        }
+
+
+def count_sources(examples: Sequence[Example]) -> tuple[SourceCount, ...]:
+    """Examples and answer tokens of each source, by name."""
+    counts: dict[str, tuple[int, int]] = {}
+    for example in examples:
+        number, tokens = counts.get(example.source, (0, 0))
+        tokens += sum(end - start for start, end in example.spans)
+        counts[example.source] = number + 1, tokens
+    return tuple(SourceCount(name, *counts[name]) for name in sorted(counts))
+
+
+def write_card(folder: Path, card: DraftCard, config: Eagle3Config) -> None:
+    """Write ``README.md`` into a draft's folder, whole or not at all."""
+    part = folder / f".{CARD_NAME}.part"
+    part.write_text(card_text(card, config), encoding="utf-8")
+    os.replace(part, folder / CARD_NAME)
+
+
+def card_text(card: DraftCard, config: Eagle3Config) -> str:
+    """The card as Markdown, with the front matter that model hubs read."""
+    options = card.options
+    reference = card.target == REFERENCE_TARGET_HUB_ID
+    head = ["license: apache-2.0"] if reference else []
+    head += [f"base_model: {card.target}", "tags: [eagle3, speculative-decoding]"]
+    table = "\n".join(
+        f"| {source.source} | {_describe(source.source)} | {source.examples:,} | "
+        f"{source.answer_tokens:,} |"
+        for source in card.sources
+    )
+    start = (
+        "the base model's own last layer, final norm and LM-head rows"
+        if card.started_from is None
+        else f"the draft {card.started_from}"
+    )
+    licence = (
+        "Apache-2.0, as the base model's."
+        if reference
+        else "The terms of the base model and of the training data apply."
+    )
+    front = "\n".join(head)
+    return f"""---
+{front}
+---
+
+# EAGLE-3 draft for {card.target}
+
+A draft for speculative decoding: one decoder layer of width {config.hidden_size} over three of the
+base model's hidden states, {config.draft_vocab_size:,} of its {config.vocab_size:,} tokens, in the
+official EAGLE-3 format. Trained with eagle-dropmatch (`scripts/train_draft.py`); it serves no other
+base model.
+
+## Training
+
+Training-time test of {options.ttt_steps} steps (weight {options.ttt_decay:g} to the power of the
+step) against the frozen base model, started from {start}. AdamW, peak learning rate
+{options.learning_rate:g}, gradient clip {options.clip:g}, {options.positions:,} padded positions a
+step, seed {options.seed}. {card.steps:,} steps, {card.rows:,} supervised rows seen.
+
+Data files: {", ".join(card.files) or "unnamed"}.
+
+| source | what it is | examples | answer tokens |
+|---|---|---:|---:|
+{table}
+
+{card.held_out} answers, with every other answer to the same prompts, were held out.
+
+## Result
+
+Simulated tau on the held-out answers: {card.simulated_tau:.3f}. It is 1 + the mean number of
+steps in a row, at most {options.eval_steps}, in which the draft's argmax is the answer's next
+token, drafting a chain behind every answer position that has as many tokens after it. Trees
+accept more.
+
+## Licence
+
+{licence}
+"""
+
+
+def _describe(source: str) -> str:
+    if source in _SOURCES:
+        return _SOURCES[source]
+    temperature = source.removeprefix("target-")
+    if temperature != source:
+        return f"answers that the base model sampled at temperature {temperature}"
+    return "other answers"
