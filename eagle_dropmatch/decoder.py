@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,11 +130,14 @@ class SpeculativeDecoder:
     ) -> Tensor | GenerateOutput:
         """Greedy decoding with transformers' conventions.
 
+        A model whose own generation config asks for sampling is decoded greedily all the same;
+        one that is passed in and asks for it is refused.
+
         Args:
             input_ids: [B, S] int64; rows may be padded on either side if ``attention_mask`` says.
             attention_mask: [B, S], 1 for tokens and 0 for padding.
-            generation_config: read for max_new_tokens, max_length, eos_token_id, pad_token_id; by
-                default the model's own.
+            generation_config: read for max_new_tokens, max_length, eos_token_id, pad_token_id; what
+                it leaves open, the model's own says.
             max_new_tokens: most new tokens a row; transformers' default of 20 if nothing says.
             eos_token_id: stop token or tokens; by default those of the generation config.
             stopping_criteria: callables (ids [1, n], None) -> bool or bool tensor, asked after
@@ -148,9 +152,9 @@ class SpeculativeDecoder:
             their stop token and are padded on the right.
         """
         prompts = _prompts(input_ids, attention_mask)
-        settings = generation_config or self.target.model.generation_config
         if generation_config is not None and getattr(generation_config, "do_sample", False):
             raise UserError("do_sample=True was given: only greedy decoding exists, set it False")
+        settings = _settings(generation_config, self.target.model.generation_config)
         limit = _new_token_limit(settings, max_new_tokens, input_ids.shape[1])
         if streamer is not None and len(prompts) > 1:
             raise UserError(
@@ -161,6 +165,7 @@ class SpeculativeDecoder:
             stop_ids=stop_token_ids(settings, eos_token_id),
             stops=_criteria(prompts, stopping_criteria, input_ids.device),
         )
+        draft = draft and self.tree.nodes > 1
         drafter = self.drafter(self.tree) if draft else NoDrafter()
         rule = self.acceptor if draft else make_acceptor("exact")
         loop = DecodingLoop(self.target, drafter, rule, limits)
@@ -215,13 +220,22 @@ def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]
     return prompts
 
 
+def _settings(given: Any, default: Any) -> Any:
+    """A generation config whose open fields are the model's own, as in transformers."""
+    if given is None:
+        return default
+    settings = copy.deepcopy(given)
+    settings.update(**default.to_dict(), defaults_only=True)
+    return settings
+
+
 def _new_token_limit(settings: Any, max_new_tokens: int | None, prompt_length: int) -> int:
     if max_new_tokens is None:
         max_new_tokens = getattr(settings, "max_new_tokens", None)
     if max_new_tokens is None:
         longest = getattr(settings, "max_length", None)
-        # As in transformers, a default max_length means 20 new tokens.
-        max_new_tokens = longest - prompt_length if longest not in (None, 20) else 20
+        # As in transformers: 20 where nothing is said.
+        max_new_tokens = 20 if longest is None else longest - prompt_length
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens is {max_new_tokens}: expected at least 1")
     return max_new_tokens

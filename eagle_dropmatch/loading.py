@@ -51,10 +51,7 @@ def load_pair(
         raise UserError(
             "only one of target and draft was given: give both, or neither for the reference pair"
         )
-    is_reference = target is None
-    if target is None or draft is None:
-        target, draft = reference_target(), reference_draft()
-    defaults = REFERENCE_TREE if is_reference else TreeShape()
+    defaults = REFERENCE_TREE if target is None else TreeShape()
     tree = TreeShape(**{k: getattr(defaults, k) if v is None else v for k, v in shape.items()})
     backend = attn_implementation or "sdpa"
     if backend not in ATTENTION_BACKENDS:
@@ -62,15 +59,10 @@ def load_pair(
             f"attn_implementation {backend!r} cannot carry a tree mask: use "
             f"{' or '.join(ATTENTION_BACKENDS)}"
         )
-    try:
-        config = AutoConfig.from_pretrained(target)
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(
-            f"target {str(target)!r} is no transformers model ({first}): give a folder with a "
-            "config.json or a hub id"
-        ) from None
-    text_config = config.get_text_config()
+    weights = _dtype(dtype, device_map)
+    if target is None or draft is None:
+        target, draft = reference_target(), reference_draft()
+    text_config = _read(AutoConfig, target, "config").get_text_config()
     check_attention(text_config, backend)
     description = read_draft_config(
         draft,
@@ -79,12 +71,15 @@ def load_pair(
         layer_id_convention=layer_id_convention,
         rope_theta=rope_theta,
     )
-    taps = None
-    if description.config.fuse_features:
-        taps = description.config.tap_layers or default_tap_layers(text_config.num_hidden_layers)
-    model = AutoModelForCausalLM.from_pretrained(
+    taps = description.config.tap_layers
+    if taps is None and description.config.fuse_features:
+        taps = default_tap_layers(text_config.num_hidden_layers)
+    tokenizer = _read(AutoTokenizer, target, "tokenizer")
+    model = _read(
+        AutoModelForCausalLM,
         target,
-        dtype=_dtype(dtype, device_map),
+        "causal language model",
+        dtype=weights,
         device_map=device_map,
         attn_implementation=backend,
     )
@@ -101,8 +96,19 @@ def load_pair(
         dtype=wrapped.dtype,
         device=wrapped.head_device,
     ).eval()
-    tokenizer = AutoTokenizer.from_pretrained(target)
     return Pair(wrapped, lambda size: Eagle3Drafter(network, size), tokenizer, tree)
+
+
+def _read(loader: Any, target: str | Path, what: str, **options: Any) -> Any:
+    """One part of a transformers checkpoint, or one line that says which part is not there."""
+    try:
+        return loader.from_pretrained(target, **options)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"target {str(target)!r} has no {what} that transformers can read ({reason}): give a "
+            "folder with a whole checkpoint or a hub id"
+        ) from error
 
 
 def _dtype(dtype: torch.dtype | str | None, device_map: Any) -> torch.dtype | str:

@@ -74,13 +74,14 @@ class Limits:
                 return count
         return len(new)
 
-    def _wants_stop(self, row: Row) -> bool:
-        return self.stops is not None and self.stops(row.index, row.tokens)
-
-    def cut(self, written: int, path: Sequence[int]) -> int:
-        """How many of ``path`` would be kept behind ``written`` tokens."""
+    def cut(self, row: Row, written: int, path: Sequence[int]) -> int:
+        """How many of ``path`` would be kept behind the row's first ``written`` tokens."""
         for count, token in enumerate(path, 1):
             if token in self.stop_ids or written + count >= self.max_new_tokens:
+                return count
+            if self.stops is not None and self.stops(
+                row.index, [*row.tokens[:written], *path[:count]]
+            ):
                 return count
         return len(path)
 
@@ -112,6 +113,7 @@ class DecodingLoop:
         """Whether any row still goes on."""
         return any(row.finish_reason is None for row in self.seated)
 
+    @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], seed: int, reserve: int) -> None:
         """Read the prompts and take each answer's first token from the clean head.
 
@@ -142,6 +144,7 @@ class DecodingLoop:
         if self.running:
             self.drafter.start(DraftPrompt(tokens, lengths, out.features, roots))
 
+    @torch.inference_mode()
     def step(self) -> list[tuple[Row, list[int]]]:
         """One cycle for all rows that go on; returns what each got, after the cut."""
         tree = self.drafter.propose().to(self.target.device)
@@ -160,7 +163,7 @@ class DecodingLoop:
         strict = committed_tokens(
             tree.tokens, verdict.strict_path, verdict.strict, verdict.strict_bonus
         )
-        # The step's one synchronisation: everything the host needs, in one transfer.
+        # The loop's one synchronisation a step: everything the host needs, in one transfer.
         width = tokens.shape[1]
         host = torch.cat(
             (
@@ -182,7 +185,10 @@ class DecodingLoop:
             new = rest[: accepted + 1]
             kept = self.limits.admit(row, new)
             row.accept_lengths.append(kept)
-            row.strict_lengths.append(self.limits.cut(written, rest[width : width + exact + 1]))
+            exact_path = rest[width : width + exact + 1]
+            row.strict_lengths.append(
+                kept if exact_path == new else self.limits.cut(row, written, exact_path)
+            )
             # The last of the kept tokens counts as the bonus, also where the cut made it so.
             row.relaxed.append(sum(relaxed[1:kept]))
             row.draft_nodes.append(nodes)

@@ -53,6 +53,10 @@ class TargetModel:
         self._kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
         self._head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         self._layer_devices = [next(layer.parameters()).device for layer in decoder_layers(model)]
+        if any(device.type == "meta" for device in self._layer_devices):
+            raise UserError(
+                "device_map leaves layers on disk: a target must fit into the memory of its devices"
+            )
         self.finish_logits = logits_finisher(self.config)
 
     @property
@@ -204,11 +208,12 @@ def probe(target: TargetModel) -> None:
     second = target.verify(cache, tree).logits[:, 2]
     branch = torch.cat((prompt, drafted[:1], drafted[2:]))
     plain = target.model(input_ids=branch[None], use_cache=False).logits
-    tolerance = 1e-3 if target.dtype == torch.float32 else 0.1
+    # In standard deviations of the logits: rounding is far below, another computation far above.
+    tolerance = 0.01 if target.dtype == torch.float32 else 1.0
     for ours, theirs in ((first, plain[:, 2]), (second, plain[:, 4])):
         theirs = theirs.to(ours.device).float()
         scale = theirs.std().clamp(min=1e-6)
-        if not ((ours.float() - theirs).abs().max() / scale < tolerance * 10):
+        if not ((ours.float() - theirs).abs().max() / scale < tolerance):
             raise UserError(
                 f"{type(target.model).__name__} does not give the same logits through a tree mask "
                 "as without one: it cannot be a target"

@@ -86,7 +86,9 @@ class Acceptor(ABC):
         allowed = self.accept(tree, output, context) & tree.valid
         allowed &= exact | ~torch.isin(tree.tokens, context.stop_ids)
         path, accepted = longest_accepted_path(tree, allowed)
-        strict_path, strict = longest_accepted_path(tree, exact & tree.valid)
+        strict_path, strict = path, accepted
+        if not self.lossless:
+            strict_path, strict = longest_accepted_path(tree, exact & tree.valid)
         bonus = after_path(context.argmax, path, accepted)
         strict_bonus = after_path(context.argmax, strict_path, strict)
         on_path = path.clamp(min=0)

@@ -49,8 +49,8 @@ class NaiveAcceptor(Acceptor):
         mask: Literal["node", "step"] = "node",
         seed: int = 0,
     ) -> None:
-        if K < 1:
-            raise UserError(f"K is {K}: expected at least one dropout head")
+        if not isinstance(K, int) or K < 1:
+            raise UserError(f"K is {K!r}: expected a whole number of at least one dropout head")
         if p_drop != "auto" and not (
             isinstance(p_drop, (int, float)) and math.isfinite(p_drop) and 0 <= p_drop < 1
         ):
@@ -76,7 +76,6 @@ class NaiveAcceptor(Acceptor):
                         context.weight,
                         target_agreement=self.head_agreement,
                         ceiling=PAPER_P_DROP,
-                        seed=self.seed,
                     )
                     for row, length in zip(hidden, context.lengths, strict=True)
                 ]
@@ -106,5 +105,11 @@ class NaiveAcceptor(Acceptor):
         picked = uniforms[row, node if self.mask == "node" else torch.zeros_like(node)]
         rates = context.state["p_drop"][row]
         chosen = output.hidden.new_full((batch, nodes, self.K), -1, dtype=torch.int64)
-        chosen[row, node] = head_choices(output.hidden[row, node], picked, rates, context.head)
+        choices = head_choices(
+            output.hidden[row, node], picked, rates, context.head, output.logits.shape[-1]
+        )
+        # Without dropout a head is the clean one. Its product has another shape here, and in half
+        # precision that rounds near ties otherwise: p_drop 0 must equal exact to the bit.
+        clean = context.argmax[row, node][:, None]
+        chosen[row, node] = torch.where(rates[:, None] == 0, clean, choices)
         return chosen

@@ -73,7 +73,7 @@ class Observation:
             [self.counts[row] for row in kept],
             self.tokens[index],
             self.bonus[index],
-            self.features[index],
+            self.features[index.to(self.features.device)],
         )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from eagle_dropmatch.cache import TreeCache
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation, TreeShape
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
+from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.tree import BeamLevel, DraftTree, Expansion, grow
 
 
@@ -21,6 +22,11 @@ class Eagle3Drafter(Drafter):
     """
 
     def __init__(self, draft: Eagle3Draft, shape: TreeShape) -> None:
+        if shape.top_k > draft.config.draft_vocab_size:
+            raise UserError(
+                f"top_k is {shape.top_k}, but the draft's vocabulary has only "
+                f"{draft.config.draft_vocab_size} tokens: give a smaller top_k"
+            )
         self.draft = draft
         self.shape = shape
         # Each row's last output, from which it drafts: [B, H].
@@ -60,7 +66,7 @@ class Eagle3Drafter(Drafter):
         self._head_input = self._head_input[rows]
 
     def propose(self) -> DraftTree:
-        width = min(self.shape.top_k, self.draft.config.draft_vocab_size)
+        width = self.shape.top_k
         self._beam = self._feature[:, None].expand(-1, width, -1)
         return grow(
             self._roots,
