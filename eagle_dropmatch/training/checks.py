@@ -13,6 +13,7 @@ from eagle_dropmatch.evals.checkpoints import read_config
 from eagle_dropmatch.training.corpus import read_examples
 from eagle_dropmatch.training.options import RunSpec
 
+FLASH = "flash_attention_2"
 _FEWEST_LAYERS = 7  # three distinct taps
 
 
@@ -20,6 +21,11 @@ def check(spec: RunSpec) -> None:
     """UserError for data, checkpoints or an output folder that cannot be used."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("training draws its curves: run `pip install eagle-dropmatch[train]`")
+    if spec.attn_implementation == FLASH and importlib.util.find_spec("flash_attn") is None:
+        raise UserError(
+            f"--attn-implementation {FLASH}: flash-attn is not installed; run "
+            "`pip install eagle-dropmatch[flash]` (it needs CUDA), or leave the flag out"
+        )
     for path in map(Path, spec.data):
         if next(read_examples(path), None) is None:
             raise UserError(f"the corpus {path} is empty: make one with scripts/make_corpus.py")

@@ -86,7 +86,9 @@ def build_trainer(spec: RunSpec, worker: Worker) -> Trainer:
     device = torch.device(spec.device, worker.rank) if spec.device == "cuda" else spec.device
     dtype: torch.dtype = getattr(torch, spec.dtype)
     examples = load_data(spec)
-    model: Any = AutoModelForCausalLM.from_pretrained(spec.target, dtype=dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        spec.target, dtype=dtype, attn_implementation=spec.attn_implementation
+    )
     model.to(device)
     model.requires_grad_(False)
     config = model.config.get_text_config()

@@ -52,5 +52,6 @@ class RunSpec:
     threads: int = 1
     dtype: str = "bfloat16"
     device: str = "cpu"
+    attn_implementation: str | None = None  # of the frozen target; None: transformers' choice
     compile: bool = False  # fuse the small operations with torch.compile
     base_model: str | None = None  # the target's public name, for the draft's card

@@ -46,6 +46,7 @@ def read_spec(args: argparse.Namespace) -> RunSpec:
         dtype=_DTYPES.get(args.dtype, "auto"),
         device=args.device,
         base_model=args.base_model,
+        attn_implementation=args.attn_implementation,
         compile=args.compile,
     )
 
@@ -97,7 +98,7 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
         cli.integer(8),
         RunSpec.max_length,
         "N",
-        "tokens; longer examples are cut",
+        "tokens; longer examples are cut into windows of so many",
     )
     _option(
         group,
@@ -199,6 +200,13 @@ def _add_loss(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_machine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--attn-implementation",
+        choices=("sdpa", "eager", "flash_attention_2"),
+        metavar="NAME",
+        help="attention of the frozen target, which reads whole sequences here and no trees: sdpa, "
+        "eager or flash_attention_2 (default: what transformers chooses)",
+    )
     group.add_argument(
         "--compile",
         action="store_true",

@@ -146,6 +146,7 @@ BAD = [
     ("--eval-every 0", "argument --eval-every: '0' is not"),
     ("--save-every 0", "argument --save-every: '0' is not"),
     ("--eval-steps 0", "argument --eval-steps: '0' is not"),
+    ("--attn-implementation flash_attention_2", "flash-attn is not installed; run `pip install"),
     ("--max-length 4", "argument --max-length: '4' is not an integer of at least 8"),
     ("--draft-vocab 0", "argument --draft-vocab: '0' is not"),
     ("--draft-vocab 321", "--draft-vocab 321: the target has only 320 tokens"),
@@ -228,7 +229,7 @@ def test_every_option_of_a_run_has_a_flag_with_the_librarys_default():
         "--held-out 3 --steps 5 --positions 77 --learning-rate 0.5 --warmup 6 --decay-steps 7 "
         "--clip 2 --seed 8 --eval-every 9 --save-every 10 --ttt-steps 11 --ttt-start 12 "
         "--ttt-full-at 13 --ttt-decay 0.25 --eval-steps 14 --device cuda --dtype bf16 --workers 2 "
-        "--threads 4 --attention-block 15"
+        "--threads 4 --attention-block 15 --attn-implementation sdpa --compile"
     )
     spec = read_spec(parser.parse_args(given.split()))
     assert spec == RunSpec(
@@ -245,6 +246,8 @@ def test_every_option_of_a_run_has_a_flag_with_the_librarys_default():
         dtype="bfloat16",
         device="cuda",
         base_model="b",
+        attn_implementation="sdpa",
+        compile=True,
     )
 
 
@@ -277,11 +280,16 @@ def test_a_corpus_of_another_tokenizer_is_refused(script, place, capsys):
     assert "has the token id 5000, but the target's vocabulary has 320" in capsys.readouterr().err
 
 
-def test_examples_are_cut_to_the_maximal_length(place):
+def test_examples_are_cut_into_windows_of_the_maximal_length(place):
     spec = RunSpec("t", ("a.jsonl", "p.jsonl"), "o", TrainOptions(), max_length=22)
     found = launch.load_data(spec)
+    whole = launch.load_data(launch.replace(spec, max_length=1000))
     assert max(len(e.ids) for e in found) == 22
-    assert [e.source for e in found] == ["target-greedy"] * 24 + ["published"] * 6
+    assert len(found) > len(whole) == 30
+    taught = [sum(b - a for e in part for a, b in e.spans) for part in (found, whole)]
+    assert 0.9 * taught[1] < taught[0] <= taught[1]
+    sources = [e.source for e in found]
+    assert sources == sorted(sources, key=["target-greedy", "published"].index)
 
 
 def test_the_script_itself_exits_with_2_and_imports_no_torch(repository, place):
