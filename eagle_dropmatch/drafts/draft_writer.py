@@ -116,7 +116,10 @@ def _replace(file: Path, write: Callable[[Path], object]) -> None:
     """Write beside ``file``, flush to the disk, then take its place in one step."""
     draft_file = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
+        draft_file.touch()
+        mode = draft_file.stat().st_mode
         write(draft_file)
+        draft_file.chmod(mode)  # safetensors makes its files readable by their owner alone
         with draft_file.open("rb+") as written:
             os.fsync(written.fileno())
         draft_file.replace(file)

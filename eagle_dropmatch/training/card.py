@@ -42,6 +42,7 @@ class DraftCard:
     options: TrainOptions = field(default_factory=TrainOptions)
     steps: int = 0
     rows: int = 0
+    earlier_rows: int = 0  # seen by the drafts that this one started from
     simulated_tau: float = 0.0
 
     def with_data(
@@ -59,6 +60,7 @@ class DraftCard:
             "sources": [source.source for source in self.sources],
             "steps": self.steps,
             "rows": self.rows,
+            "rows_in_all": self.earlier_rows + self.rows,
             "simulated_tau": self.simulated_tau,
         }
 
@@ -96,6 +98,11 @@ def card_text(card: DraftCard, config: Eagle3Config) -> str:
         if card.started_from is None
         else f"the draft {card.started_from}"
     )
+    earlier = (
+        f" ({card.earlier_rows + card.rows:,} with those of the drafts it started from)"
+        if card.earlier_rows
+        else ""
+    )
     licence = (
         "Apache-2.0, as the base model's."
         if reference
@@ -118,7 +125,8 @@ base model.
 Training-time test of {options.ttt_steps} steps (weight {options.ttt_decay:g} to the power of the
 step) against the frozen base model, started from {start}. AdamW, peak learning rate
 {options.learning_rate:g}, gradient clip {options.clip:g}, {options.positions:,} padded positions a
-step, seed {options.seed}. {card.steps:,} steps, {card.rows:,} supervised rows seen.
+step, seed {options.seed}. {card.steps:,} steps, {card.rows:,} supervised rows
+seen{earlier}.
 
 Data files: {", ".join(card.files) or "unnamed"}.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Sequence
@@ -127,6 +128,7 @@ def build_trainer(spec: RunSpec, worker: Worker) -> Trainer:
             target=spec.base_model or _public_name(spec.target),
             files=tuple(Path(path).name for path in spec.data),
             started_from=None if spec.init_draft is None else _public_name(spec.init_draft),
+            earlier_rows=rows_seen(spec.init_draft),
         ),
         kernel=kernel,
     )
@@ -150,6 +152,15 @@ def compile_parts(model: Any, draft: Eagle3Draft) -> ChunkLoss:
     ):
         part.compile(dynamic=True)
     return torch.compile(chunk_loss, dynamic=True)
+
+
+def rows_seen(draft: str | None) -> int:
+    """Supervised rows that a draft of these scripts has been trained on; 0 where nothing says."""
+    config = Path(draft or "", "config.json")
+    if draft is None or not config.is_file():
+        return 0
+    training = json.loads(config.read_text(encoding="utf-8")).get("training", {})
+    return int(training.get("rows_in_all", training.get("rows", 0)))
 
 
 def check_ids(examples: Sequence[Example], vocab_size: int) -> None:

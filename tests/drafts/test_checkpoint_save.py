@@ -146,3 +146,13 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         save_draft(draft, tmp_path / "file" / "b")
+
+
+def test_saved_files_are_as_readable_as_any_other_new_file(tmp_path: Path) -> None:
+    config = toy_config()
+    draft = load_toy(write_checkpoint(tmp_path / "a", config, toy_tensors(config)))
+    save_draft(draft, tmp_path / "draft")
+    plain = tmp_path / "plain"
+    plain.touch()
+    modes = {file.stat().st_mode for file in (tmp_path / "draft").iterdir()}
+    assert modes == {plain.stat().st_mode}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from training_toys import toy_draft, toy_examples, toy_target
 
 from eagle_dropmatch.assets import REFERENCE_TARGET_HUB_ID
+from eagle_dropmatch.drafts.checkpoint import save_draft
 from eagle_dropmatch.training.card import DraftCard, card_text, count_sources, write_card
 from eagle_dropmatch.training.corpus import Example
+from eagle_dropmatch.training.launch import rows_seen
 from eagle_dropmatch.training.options import TrainOptions
 
 EXAMPLES = [
@@ -56,6 +58,19 @@ def test_the_card_names_target_data_training_and_result(tmp_path):
         "Apache-2.0",
     ):
         assert fact in said, fact
+
+
+def test_rows_add_up_over_the_drafts_that_one_started_from(tmp_path):
+    draft = toy_draft(toy_target())
+    assert rows_seen(None) == rows_seen(str(tmp_path)) == 0
+    first = DraftCard(rows=100)
+    save_draft(draft, tmp_path / "a", extra_config={"training": first.summary()})
+    second = DraftCard(rows=30, earlier_rows=rows_seen(str(tmp_path / "a")))
+    save_draft(draft, tmp_path / "b", extra_config={"training": second.summary()})
+    assert rows_seen(str(tmp_path / "b")) == 130
+    said = " ".join(card_text(second, draft.config).split())
+    assert "30 supervised rows seen (130 with those of the drafts it started from)." in said
+    assert "with those of" not in card_text(first, draft.config)
 
 
 def test_a_draft_of_another_target_claims_no_licence():
