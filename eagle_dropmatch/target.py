@@ -53,9 +53,9 @@ class TargetModel:
         self._kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
         self._head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         self._layer_devices = [next(layer.parameters()).device for layer in decoder_layers(model)]
-        if any(device.type == "meta" for device in self._layer_devices):
+        if any(parameter.is_meta for parameter in model.parameters()):
             raise UserError(
-                "device_map leaves layers on disk: a target must fit into the memory of its devices"
+                "device_map offloads a part of the target: it must fit into its devices' memory"
             )
         self.finish_logits = logits_finisher(self.config)
 
@@ -203,11 +203,20 @@ def probe(target: TargetModel) -> None:
     ids = (torch.arange(6, device=target.device) * 7 + 3) % target.vocab_size
     prompt, drafted = ids[:3], ids[3:]
     tree = DraftTree.from_parents(drafted[None], torch.tensor([[-1, 0, 0]], device=drafted.device))
-    cache = target.new_cache(1, 8)
-    first = target.prefill(cache, prompt[None], [3]).logits
-    second = target.verify(cache, tree).logits[:, 2]
     branch = torch.cat((prompt, drafted[:1], drafted[2:]))
     plain = target.model(input_ids=branch[None], use_cache=False).logits
+    name = type(target.model).__name__
+    try:
+        cache = target.new_cache(1, 8)
+        first = target.prefill(cache, prompt[None], [3]).logits
+        second = target.verify(cache, tree).logits[:, 2]
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UserError(
+            f"{name} cannot run with a tree mask and a cache of its own keys and values "
+            f"({error}): it cannot be a target"
+        ) from error
     # In standard deviations of the logits: rounding is far below, another computation far above.
     tolerance = 0.01 if target.dtype == torch.float32 else 1.0
     for ours, theirs in ((first, plain[:, 2]), (second, plain[:, 4])):
@@ -215,6 +224,6 @@ def probe(target: TargetModel) -> None:
         scale = theirs.std().clamp(min=1e-6)
         if not ((ours.float() - theirs).abs().max() / scale < tolerance):
             raise UserError(
-                f"{type(target.model).__name__} does not give the same logits through a tree mask "
-                "as without one: it cannot be a target"
+                f"{name} does not give the same logits through a tree mask as without one: it "
+                "cannot be a target"
             )

@@ -220,8 +220,10 @@ class Eagle3Draft(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings of target-vocabulary ``tokens`` [B, S] as [B, S, H]."""
         assert self.embed_tokens is not None, "borrow_embedding comes before the first forward"
-        embeds: Tensor = self.embed_tokens(tokens)
-        return embeds.to(self.dtype)
+        # A borrowed embedding lies where the target has it, maybe on another device.
+        home = next(self.embed_tokens.parameters()).device
+        embeds: Tensor = self.embed_tokens(tokens.to(home))
+        return embeds.to(device=self.device, dtype=self.dtype)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Join the target's taps [B, S, num_taps * H_target] into one feature [B, S, H]."""

@@ -7,6 +7,7 @@ folder.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import cli
+from ..assets import REFERENCE_TARGET_HUB_ID
 from ..errors import UserError
 from .arms import EXACT, HF, PLAIN, ArmSpec, build_arms, plan_arms
 from .base import Benchmark, Question
@@ -40,6 +42,8 @@ def evaluate(
     """Run or go on with an evaluation; returns the exit code."""
     for note in options.notes:
         _say(note)
+    if importlib.util.find_spec("scipy") is None:
+        raise UserError("intervals need scipy: run `pip install eagle-dropmatch[eval]`")
     everything = benchmark.load(options.questions)
     questions = benchmark.load(
         options.questions, limit=options.limit, begin=options.begin, end=options.end
@@ -133,9 +137,10 @@ def _make_acceptors(specs: Sequence[ArmSpec], options: EvalOptions) -> dict[str,
         if spec.name == PLAIN or spec.acceptance == EXACT:
             acceptors[spec.name] = make_acceptor(EXACT)
         elif spec.name != HF:
-            acceptors[spec.name] = make_acceptor(
-                spec.acceptance, **options.acceptor_options, seed=spec.seed
-            )
+            given = dict(options.acceptor_options)
+            if "seed" in inspect.signature(ACCEPTORS[spec.acceptance]).parameters:
+                given["seed"] = spec.seed
+            acceptors[spec.name] = make_acceptor(spec.acceptance, **given)
     return acceptors
 
 
@@ -178,10 +183,12 @@ def _measure(
         _say(f"\ninterrupted; {folder.path} keeps all answers so far. To go on: {_again(options)}")
         return cli.EXIT_INTERRUPTED
     progress.close()
-    folder.finish()
     header = RunFolder.read_header(folder.path)
-    assert header is not None, "finish() has just written it"
-    return _conclude(folder, specs, header)
+    assert header is not None, "start() has written it"
+    code = _conclude(folder, specs, header)
+    # Only now: a run whose table could not be made shall make it when it is started again.
+    folder.finish()
+    return code
 
 
 def _resolved(
@@ -197,8 +204,16 @@ def _resolved(
     model = decoder.target.model
     tree = decoder.tree
     return {
-        "target": describe_source(_target_source(options)),
-        "draft": describe_source(_draft_source(options)),
+        # Under the names that were given: where the reference pair lies on this machine says
+        # nothing to a reader of the record.
+        "target": {
+            **describe_source(_target_source(options)),
+            "name": options.target or REFERENCE_TARGET_HUB_ID,
+        },
+        "draft": {
+            **describe_source(_draft_source(options)),
+            "name": options.draft or "the reference draft",
+        },
         "tree": {"total_token": tree.total_token, "depth": tree.depth, "top_k": tree.top_k},
         "acceptors": {
             spec.name: _described(acceptors[spec.name]) for spec in specs if spec.name in acceptors

@@ -112,8 +112,9 @@ def build_trainer(spec: RunSpec, worker: Worker) -> Trainer:
         shape = new_draft_config(config, spec.draft_vocab)
         draft = Eagle3Draft(shape)
         d2t = vocabulary_map(examples, spec.draft_vocab, config.vocab_size)
-        start_from_target(draft, model.float(), d2t)
-        model.to(dtype)
+        # The model's own dtype stays as it is: casting there and back would round its rotary
+        # frequencies, and the draft would learn from another target.
+        start_from_target(draft, model, d2t)
         draft.to(device=device, dtype=dtype)
     kernel: ChunkLoss = compile_parts(model, draft) if spec.compile else chunk_loss
     return Trainer(

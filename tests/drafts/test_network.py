@@ -217,3 +217,21 @@ def test_borrowed_modules_stay_the_targets() -> None:
     assert set(draft.state_dict()) == before
     assert not {embedding.weight, head.weight} & set(draft.parameters())
     assert draft.embed(torch.tensor([[4]])).dtype == torch.bfloat16
+
+
+def test_a_borrowed_embedding_on_another_device_gets_its_ids_there() -> None:
+    class Elsewhere(nn.Embedding):
+        """Its weight is on a device of its own; what it was asked on is kept."""
+
+        asked = torch.device("cpu")
+
+        def forward(self, ids: Tensor) -> Tensor:
+            self.asked = ids.device
+            return torch.ones(*ids.shape, self.embedding_dim)
+
+    draft = small_draft()
+    elsewhere = Elsewhere(VOCAB, HIDDEN, device="meta")
+    draft.borrow_embedding(elsewhere)
+    out = draft.embed(torch.zeros(1, 3, dtype=torch.int64))
+    assert elsewhere.asked == torch.device("meta")
+    assert (out.device, out.shape) == (draft.device, (1, 3, HIDDEN))
