@@ -15,7 +15,9 @@ from eagle_dropmatch.training.checks import check
 from eagle_dropmatch.training.options import RunSpec
 from eagle_dropmatch.training.runlog import CURVES, LOG, read_log
 
-JEMALLOC_SETTINGS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0"
+# A decay of -1 is a little faster and keeps the memory of every shape for ever: over a few hundred
+# steps two workers grew to 11 GB each and the machine stood still.
+JEMALLOC_SETTINGS = "dirty_decay_ms:10000,muzzy_decay_ms:10000,oversize_threshold:0,narenas:2"
 
 Train = Callable[[RunSpec], None]
 """Trains; tests put something quicker in its place."""

@@ -119,7 +119,7 @@ def test_jemalloc_is_advised_on_cpus_only_where_it_is_missing(script, place, mon
     monkeypatch.setattr(train_job, "result", lambda out: "")
     assert run(script) == 0
     err = capsys.readouterr().err
-    assert "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=dirty_decay_ms:-1" in err
+    assert "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=dirty_decay_ms:10000" in err
     assert err.rstrip().endswith(f"python scripts/train_draft.py {RUN}")
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
     assert run(script) == 0
