@@ -13,7 +13,6 @@ from eagle_dropmatch.acceptors.base import (
     Acceptor,
     StepContext,
     Verdict,
-    exact_matches,
 )
 from eagle_dropmatch.acceptors.exact import ExactAcceptor
 from eagle_dropmatch.acceptors.heads import mask_uniforms
@@ -51,7 +50,7 @@ class PlainSampling(Acceptor):
         return self._draw(logits, row_keys, step=-1)
 
     def accept(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Tensor:
-        return exact_matches(tree, context.argmax) & False
+        return torch.zeros_like(tree.valid)
 
     def verify(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Verdict:
         verdict = super().verify(tree, output, context)
