@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from eagle_dropmatch.acceptors import Acceptor, make_acceptor
 from eagle_dropmatch.drafts.base import Drafter, NoDrafter, TreeShape
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.loop import DecodingLoop, Limits, Row
+from eagle_dropmatch.settings import new_token_limit, read_settings, stop_token_ids
 from eagle_dropmatch.stats import GenerationStats
 from eagle_dropmatch.target import TargetModel
 
@@ -124,9 +124,10 @@ class SpeculativeDecoder:
         eos_token_id: int | Sequence[int] | None = None,
         stopping_criteria: Sequence[Callable[..., Any]] | None = None,
         streamer: Any = None,
-        return_dict_in_generate: bool = False,
+        return_dict_in_generate: bool | None = None,
         draft: bool = True,
         seed: int = 0,
+        **overrides: Any,
     ) -> Tensor | GenerateOutput:
         """Greedy decoding with transformers' conventions.
 
@@ -136,8 +137,9 @@ class SpeculativeDecoder:
         Args:
             input_ids: [B, S] int64; rows may be padded on either side if ``attention_mask`` says.
             attention_mask: [B, S], 1 for tokens and 0 for padding.
-            generation_config: read for max_new_tokens, max_length, eos_token_id, pad_token_id; what
-                it leaves open, the model's own says.
+            generation_config: read for max_new_tokens, max_length, eos_token_id, pad_token_id and
+                return_dict_in_generate; what it leaves open, the model's own says. What it asks for
+                beyond greedy decoding is refused.
             max_new_tokens: most new tokens a row; transformers' default of 20 if nothing says.
             eos_token_id: stop token or tokens; by default those of the generation config.
             stopping_criteria: callables (ids [1, n], None) -> bool or bool tensor, asked after
@@ -146,23 +148,26 @@ class SpeculativeDecoder:
             return_dict_in_generate: return a ``GenerateOutput`` with the step record.
             draft: False decodes plainly with the same loop and no tree.
             seed: of the rows' keys for random numbers; masks also have the acceptor's own seed.
+            overrides: further fields of a GenerationConfig, such as ``pad_token_id``; they win
+                over ``generation_config``.
 
         Returns:
             [B, S + n] int64 with the prompts in front, or a ``GenerateOutput``. Answers include
             their stop token and are padded on the right.
         """
         prompts = _prompts(input_ids, attention_mask)
-        if generation_config is not None and getattr(generation_config, "do_sample", False):
-            raise UserError("do_sample=True was given: only greedy decoding exists, set it False")
-        settings = _settings(generation_config, self.target.model.generation_config)
-        limit = _new_token_limit(settings, max_new_tokens, input_ids.shape[1])
+        if max_new_tokens is not None:
+            overrides["max_new_tokens"] = max_new_tokens
+        if eos_token_id is not None:
+            overrides["eos_token_id"] = eos_token_id
+        settings = read_settings(generation_config, self.target.model.generation_config, overrides)
         if streamer is not None and len(prompts) > 1:
             raise UserError(
                 f"a streamer was given with a batch of {len(prompts)}: streaming takes batch 1"
             )
         limits = Limits(
-            max_new_tokens=limit,
-            stop_ids=stop_token_ids(settings, eos_token_id),
+            max_new_tokens=new_token_limit(settings, input_ids.shape[1]),
+            stop_ids=stop_token_ids(settings),
             stops=_criteria(prompts, stopping_criteria, input_ids.device),
         )
         draft = draft and self.tree.nodes > 1
@@ -184,6 +189,8 @@ class SpeculativeDecoder:
         if streamer is not None:
             streamer.end()
         sequences = _join(input_ids, loop.rows, _pad_id(settings, limits))
+        if return_dict_in_generate is None:
+            return_dict_in_generate = bool(settings.return_dict_in_generate)
         if not return_dict_in_generate:
             return sequences
         stats = GenerationStats(
@@ -218,37 +225,6 @@ def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]
     if not all(prompts):
         raise UserError("a row of attention_mask is all zeros: every row needs at least one token")
     return prompts
-
-
-def _settings(given: Any, default: Any) -> Any:
-    """A generation config whose open fields are the model's own, as in transformers."""
-    if given is None:
-        return default
-    settings = copy.deepcopy(given)
-    settings.update(**default.to_dict(), defaults_only=True)
-    return settings
-
-
-def _new_token_limit(settings: Any, max_new_tokens: int | None, prompt_length: int) -> int:
-    if max_new_tokens is None:
-        max_new_tokens = getattr(settings, "max_new_tokens", None)
-    if max_new_tokens is None:
-        longest = getattr(settings, "max_length", None)
-        # As in transformers: 20 where nothing is said.
-        max_new_tokens = 20 if longest is None else longest - prompt_length
-    if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens}: expected at least 1")
-    return max_new_tokens
-
-
-def stop_token_ids(settings: Any, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Stop tokens given, else those of a generation config: none, one or several."""
-    eos = eos_token_id if eos_token_id is not None else getattr(settings, "eos_token_id", None)
-    if eos is None:
-        return ()
-    if isinstance(eos, Tensor):
-        eos = eos.flatten().tolist()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
 
 
 def _criteria(

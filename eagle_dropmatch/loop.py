@@ -74,14 +74,13 @@ class Limits:
                 return count
         return len(new)
 
-    def cut(self, row: Row, written: int, path: Sequence[int]) -> int:
-        """How many of ``path`` would be kept behind the row's first ``written`` tokens."""
+    def cut(self, written: int, path: Sequence[int]) -> int:
+        """How many of ``path`` would be kept behind ``written`` tokens.
+
+        Further criteria are not asked: they may count their calls, and this path is hypothetical.
+        """
         for count, token in enumerate(path, 1):
             if token in self.stop_ids or written + count >= self.max_new_tokens:
-                return count
-            if self.stops is not None and self.stops(
-                row.index, [*row.tokens[:written], *path[:count]]
-            ):
                 return count
         return len(path)
 
@@ -187,7 +186,7 @@ class DecodingLoop:
             row.accept_lengths.append(kept)
             exact_path = rest[width : width + exact + 1]
             row.strict_lengths.append(
-                kept if exact_path == new else self.limits.cut(row, written, exact_path)
+                kept if exact_path == new else self.limits.cut(written, exact_path)
             )
             # The last of the kept tokens counts as the bonus, also where the cut made it so.
             row.relaxed.append(sum(relaxed[1:kept]))

@@ -19,6 +19,7 @@ from pathlib import Path
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import MTBench
+from eagle_dropmatch.evals.base import select
 from eagle_dropmatch.evals.chat import ChatSettings, render
 
 
@@ -46,14 +47,14 @@ def main(argv: Sequence[str]) -> int:
     if "auto" in args.p_drop:
         raise UserError("--p-drop auto: name the shares to solve for with --head-agreement")
     benchmark = MTBench()
-    questions = benchmark.load(args.questions, limit=args.limit)
+    questions = select(benchmark.load(args.questions), limit=args.limit)
 
     cli.silence_transformers()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from eagle_dropmatch.assets import reference_target
-    from eagle_dropmatch.decoder import stop_token_ids
     from eagle_dropmatch.evals.agreement import Setting, markdown, measure
+    from eagle_dropmatch.settings import stop_token_ids
     from eagle_dropmatch.target import TargetModel
 
     source = args.target or reference_target()
@@ -69,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
         + [Setting(head_agreement=share) for share in args.head_agreement],
         heads=args.heads,
         max_new_tokens=args.max_new_tokens,
-        stop_ids=stop_token_ids(model.generation_config, None),
+        stop_ids=stop_token_ids(model.generation_config, tokenizer),
         seed=args.seed,
     )
     text = markdown(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from ..errors import UserError
+
 Message = dict[str, str]
 """One chat message, {"role": ..., "content": ...}, as chat templates take it."""
 
@@ -29,18 +31,8 @@ class Benchmark(Protocol):
         """Short name, used in folder names and records."""
         ...
 
-    def load(
-        self,
-        source: Path | None = None,
-        *,
-        limit: int | None = None,
-        begin: int | None = None,
-        end: int | None = None,
-    ) -> list[Question]:
-        """The questions: of ``source`` if given, cut to [begin, end), then ``limit`` of these.
-
-        Raises UserError for a source that cannot be read.
-        """
+    def load(self, source: Path | None = None) -> list[Question]:
+        """All questions: of ``source`` if given. UserError for a source that cannot be read."""
         ...
 
     def prompt(self, question: Question, turn: int, history: Sequence[str]) -> list[Message]:
@@ -62,9 +54,15 @@ def select(
     """Cut to [begin, end) and take ``limit`` questions spread evenly over the rest.
 
     Benchmarks are sorted by category, so the first ``limit`` questions would all be of one kind.
-    Number i of n is at floor(i * len / n): the sample is fixed by its size.
+    Number i of n is at floor(i * len / n): the sample is fixed by its size. UserError where no
+    question is left.
     """
     chosen = list(questions[begin:end])
+    if not chosen:
+        raise UserError(
+            f"no question is left: {len(questions)} questions, --question-begin {begin}, "
+            f"--question-end {end}; give a range inside 0..{len(questions)}"
+        )
     if limit is None or limit >= len(chosen):
         return chosen
     return [chosen[i * len(chosen) // limit] for i in range(limit)]

@@ -80,14 +80,6 @@ def strip_thinking(answer: str) -> str:
     return answer.partition("<think>")[0].strip()
 
 
-def stop_token_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """Every id that ends an answer: the generation config's and the tokenizer's own, sorted."""
-    declared = getattr(generation_config, "eos_token_id", None)
-    ids = set(declared if isinstance(declared, list | tuple) else [declared])
-    ids.add(getattr(tokenizer, "eos_token_id", None))
-    return sorted(token for token in ids if token is not None)
-
-
 def cut(ids: Sequence[int], stop_ids: Sequence[int], max_new_tokens: int) -> list[int]:
     """The generated ids up to and including the first stop token, at most ``max_new_tokens``.
 

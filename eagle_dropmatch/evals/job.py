@@ -18,9 +18,10 @@ from typing import Any
 from .. import cli
 from ..assets import REFERENCE_TARGET_HUB_ID
 from ..errors import UserError
+from ..settings import stop_token_ids
 from .arms import EXACT, HF, PLAIN, ArmSpec, build_arms, plan_arms
-from .base import Benchmark, Question
-from .chat import ChatSettings, render, stop_token_ids
+from .base import Benchmark, Question, select
+from .chat import ChatSettings, render
 from .checkpoints import check_models, describe_source
 from .folder import RunFolder, default_folder
 from .options import EvalOptions
@@ -45,9 +46,7 @@ def evaluate(
     if importlib.util.find_spec("scipy") is None:
         raise UserError("intervals need scipy: run `pip install eagle-dropmatch[eval]`")
     everything = benchmark.load(options.questions)
-    questions = benchmark.load(
-        options.questions, limit=options.limit, begin=options.begin, end=options.end
-    )
+    questions = select(everything, limit=options.limit, begin=options.begin, end=options.end)
     check_models(options.target, options.draft)
     specs = plan_arms(options.acceptor, options.arms, options.seeds, options.trees)
     acceptors = _make_acceptors(specs, options)
@@ -159,7 +158,7 @@ def _measure(
     tokenizer = decoder.tokenizer
     chat = ChatSettings(options.system_prompt, options.thinking)
     first = render(tokenizer, benchmark.prompt(questions[0], 0, []), chat)
-    stop_ids = stop_token_ids(tokenizer, decoder.target.model.generation_config)
+    stop_ids = stop_token_ids(decoder.target.model.generation_config, tokenizer)
     resolved = _resolved(decoder, options, specs, acceptors, stop_ids)
     folder.start(
         arguments,

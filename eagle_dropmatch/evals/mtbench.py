@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .base import Message, Question, chat_turns, select
+from .base import Message, Question, chat_turns
 
 HUB_ID = "HuggingFaceH4/mt_bench_prompts"
 
@@ -23,27 +23,13 @@ class MTBench:
 
     name = "mt_bench"
 
-    def load(
-        self,
-        source: Path | str | None = None,
-        *,
-        limit: int | None = None,
-        begin: int | None = None,
-        end: int | None = None,
-    ) -> list[Question]:
+    def load(self, source: Path | str | None = None) -> list[Question]:
         """``source``: a file, the hub id of the set, or None for the installed package's copy."""
         if source is None:
             from ..assets import mtbench_questions
 
             source = mtbench_questions()
-        questions = _from_hub() if str(source) == HUB_ID else read_questions(Path(source))
-        chosen = select(questions, limit=limit, begin=begin, end=end)
-        if not chosen:
-            raise UserError(
-                f"no question is left: {len(questions)} questions, --question-begin {begin}, "
-                f"--question-end {end}; give a range inside 0..{len(questions)}"
-            )
-        return chosen
+        return _from_hub() if str(source) == HUB_ID else read_questions(Path(source))
 
     def prompt(self, question: Question, turn: int, history: Sequence[str]) -> list[Message]:
         return chat_turns(question, turn, history)

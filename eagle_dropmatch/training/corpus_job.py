@@ -24,6 +24,7 @@ from eagle_dropmatch.assets import (
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import chat
 from eagle_dropmatch.evals.checkpoints import read_config
+from eagle_dropmatch.settings import stop_token_ids
 from eagle_dropmatch.training.corpus import Example, mostly_ascii, render
 from eagle_dropmatch.training.corpus_file import CorpusFile
 from eagle_dropmatch.training.corpus_options import CorpusOptions
@@ -54,12 +55,12 @@ def make_corpus(options: CorpusOptions, load: Loader | None = None) -> int:
         corpus.open(meta)
         if corpus.done:
             _say(f"{path} has {len(corpus.done)} examples; going on")
-        stop_ids = chat.stop_token_ids(tokenizer, _generation_config(target))
+        stop_ids = stop_token_ids(_generation_config(target), tokenizer)
         if options.published:
             _publish(corpus, conversations, tokenizer, stop_ids, options)
         else:
             model = (load or load_target)(target, options)
-            _answer_all(corpus, conversations, tokenizer, model, tuple(stop_ids), options)
+            _answer_all(corpus, conversations, tokenizer, model, stop_ids, options)
         if not corpus.done:
             raise UserError(
                 f"none of {len(conversations)} conversations gave an example: no prompt has at "
@@ -95,6 +96,8 @@ def describe(options: CorpusOptions, tokenizer: Any) -> dict[str, Any]:
         "template": template,
         "seed": options.seed,
     }
+    if options.prompts is not None:
+        meta["prompts"] = hashlib.sha256(options.prompts.read_bytes()).hexdigest()[:16]
     if options.published:
         return {**meta, "answers": "published"}
     return {

@@ -15,11 +15,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from eagle_dropmatch import cli
-from eagle_dropmatch.decoder import stop_token_ids
 from eagle_dropmatch.drafts.checkpoint import load_draft
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.loading import cpu_has_bfloat16
+from eagle_dropmatch.settings import stop_token_ids
 from eagle_dropmatch.taps import decoder_layers
 from eagle_dropmatch.training.batches import vocabulary_map
 from eagle_dropmatch.training.card import DraftCard
@@ -123,7 +123,7 @@ def build_trainer(spec: RunSpec, worker: Worker) -> Trainer:
         examples,
         Path(spec.out),
         spec.options,
-        stop_ids=stop_token_ids(model.generation_config, None),
+        stop_ids=stop_token_ids(model.generation_config),
         worker=worker,
         card=DraftCard(
             target=spec.base_model or _public_name(spec.target),

@@ -145,17 +145,73 @@ def test_the_models_stop_tokens_hold_by_default_and_give_way_to_the_arguments(
     assert out.shape[1] == size + late + 1
 
 
-def test_sampling_is_refused_if_asked_for_and_ignored_as_a_models_default(
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("do_sample", True),
+        ("num_beams", 4),
+        ("num_return_sequences", 2),
+        ("repetition_penalty", 1.1),
+        ("no_repeat_ngram_size", 3),
+        ("min_new_tokens", 5),
+        ("max_time", 1.0),
+        ("stop_strings", ["a"]),
+        ("suppress_tokens", [3]),
+        ("output_scores", True),
+    ],
+)
+def test_what_is_not_followed_is_refused_if_asked_for_and_named_if_the_model_asks(
     decoder: SpeculativeDecoder,
     prompts: list[list[int]],
     answers: list[list[int]],
     model_config: GenerationConfig,
+    name: str,
+    value: Any,
 ) -> None:
-    sampling = GenerationConfig(do_sample=True, max_new_tokens=3)
-    refused(lambda: decoder.generate(rig.ids(prompts[0]), generation_config=sampling), "do_sample")
-    model_config.do_sample = True
-    out = decoder.generate(rig.ids(prompts[0]), max_new_tokens=3)
+    prompt = rig.ids(prompts[0])
+    given = GenerationConfig(max_new_tokens=3)
+    setattr(given, name, value)
+    refused(lambda: decoder.generate(prompt, generation_config=given), f"{name}=")
+    refused(lambda: decoder.generate(prompt, **{name: value}), f"{name}=")
+    setattr(model_config, name, value)
+    if name == "do_sample":  # many models' own default, and greedy was asked for
+        out = decoder.generate(prompt, max_new_tokens=3)
+    else:
+        with pytest.warns(UserWarning, match=f"{name}="):
+            out = decoder.generate(prompt, max_new_tokens=3)
     assert out[0, -3:].tolist() == answers[0][:3]
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0},
+        {"pad_token_id": 3, "use_cache": True, "top_p": 1.0},
+    ],
+)
+def test_fields_that_change_nothing_are_taken_as_keywords(
+    decoder: SpeculativeDecoder,
+    prompts: list[list[int]],
+    answers: list[list[int]],
+    neutral: dict[str, Any],
+) -> None:
+    out = decoder.generate(rig.ids(prompts[0]), max_new_tokens=3, **neutral)
+    assert out[0, -3:].tolist() == answers[0][:3]
+
+
+def test_an_argument_that_does_not_exist_is_named(
+    decoder: SpeculativeDecoder, prompts: list[list[int]]
+) -> None:
+    refused(lambda: decoder.generate(rig.ids(prompts[0]), max_tokens=3), "max_tokens")
+
+
+def test_a_given_config_may_ask_for_the_record(
+    decoder: SpeculativeDecoder, prompts: list[list[int]]
+) -> None:
+    given = GenerationConfig(max_new_tokens=3, return_dict_in_generate=True)
+    assert isinstance(decoder.generate(rig.ids(prompts[0]), None, given), GenerateOutput)
+    out = decoder.generate(rig.ids(prompts[0]), None, given, return_dict_in_generate=False)
+    assert isinstance(out, torch.Tensor)
 
 
 class Recorder:

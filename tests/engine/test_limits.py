@@ -164,6 +164,26 @@ def test_max_new_tokens_is_never_passed_nor_missed(
         assert row.accept_lengths == [LEVELS + 1] * full + [rest] * bool(rest)
 
 
+def test_stopping_criteria_are_asked_once_a_committed_token_and_about_nothing_else(
+    target: TargetModel, prompts: list[list[int]], answers: list[list[int]]
+) -> None:
+    asked: list[list[int]] = []
+
+    def count(sequence: Any, scores: Any, **_: Any) -> bool:
+        asked.append(sequence[0].tolist())
+        return False
+
+    decoder = rig.decoder(
+        target,
+        rig.oracle(answers[:1], LEVELS, decoys=2),
+        acceptor=make_acceptor("naive", K=8, p_drop=0.6),
+    )
+    out = decoder.generate(rig.ids(prompts[0]), max_new_tokens=20, stopping_criteria=[count])
+    assert isinstance(out, torch.Tensor)
+    whole = out[0].tolist()
+    assert asked == [whole[: len(prompts[0]) + n] for n in range(1, 21)]
+
+
 @pytest.mark.parametrize("place", [1, 4, 9, 12])
 def test_stopping_criteria_cut_an_accepted_run_at_exactly_their_token(
     target: TargetModel, prompts: list[list[int]], answers: list[list[int]], place: int

@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from eval_fakes import BOS, EOS, CharTokenizer
 
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals.chat import ChatSettings, cut, render, stop_token_ids, strip_thinking
+from eagle_dropmatch.evals.chat import ChatSettings, cut, render, strip_thinking
+from eagle_dropmatch.settings import stop_token_ids
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -112,11 +114,13 @@ def test_reasoning_stays_out_of_the_next_turn(answer, kept):
 
 def test_all_declared_stop_ids_count():
     tokenizer = CharTokenizer()
-    assert stop_token_ids(tokenizer, SimpleNamespace(eos_token_id=[9, 7])) == [EOS, 7, 9]
-    assert stop_token_ids(tokenizer, SimpleNamespace(eos_token_id=5)) == [EOS, 5]
-    assert stop_token_ids(tokenizer, SimpleNamespace(eos_token_id=None)) == [EOS]
+    assert stop_token_ids(SimpleNamespace(eos_token_id=[9, 7]), tokenizer) == (9, 7, EOS)
+    assert stop_token_ids(SimpleNamespace(eos_token_id=5), tokenizer) == (5, EOS)
+    assert stop_token_ids(SimpleNamespace(eos_token_id=[EOS, 5]), tokenizer) == (EOS, 5)
+    assert stop_token_ids(SimpleNamespace(eos_token_id=None), tokenizer) == (EOS,)
+    assert stop_token_ids(4, [9, 4], torch.tensor([[3]]), None) == (4, 9, 3)
     tokenizer.eos_token_id = None
-    assert stop_token_ids(tokenizer, SimpleNamespace(eos_token_id=None)) == []
+    assert stop_token_ids(SimpleNamespace(eos_token_id=None), tokenizer) == ()
 
 
 def test_the_cut_keeps_the_first_stop_token_and_nothing_after():

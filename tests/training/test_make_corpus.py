@@ -185,6 +185,16 @@ def test_without_output_the_corpus_lies_in_the_cache(script, place, capsys):
     assert capsys.readouterr().out.splitlines()[0] != first
 
 
+def test_a_corpus_belongs_to_its_prompts(script, place, capsys):
+    asked = "--target toy-chat --prompts q.jsonl --output c.jsonl --limit 1 --max-new-tokens 3"
+    assert run(script, asked) == 0
+    kept = (place / "c.jsonl").read_bytes()
+    (place / "q.jsonl").write_text((place / "q.jsonl").read_text().replace("?", "!") + "\n\n")
+    assert run(script, asked) == 2
+    assert "c.jsonl was made with another prompts" in capsys.readouterr().err
+    assert (place / "c.jsonl").read_bytes() == kept
+
+
 BAD = [
     ("--nonsense", "unrecognized arguments: --nonsense"),
     ("--temp 0", "unrecognized arguments: --temp 0"),
