@@ -15,7 +15,7 @@ from eagle_dropmatch.acceptors import Acceptor, make_acceptor
 from eagle_dropmatch.drafts.base import Drafter, NoDrafter, TreeShape
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.loop import DecodingLoop, Limits, Row
-from eagle_dropmatch.settings import new_token_limit, read_settings, stop_token_ids
+from eagle_dropmatch.settings import new_token_limit, read_sampler, read_settings, stop_token_ids
 from eagle_dropmatch.stats import GenerationStats
 from eagle_dropmatch.target import TargetModel
 
@@ -126,20 +126,21 @@ class SpeculativeDecoder:
         streamer: Any = None,
         return_dict_in_generate: bool | None = None,
         draft: bool = True,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         **overrides: Any,
     ) -> Tensor | GenerateOutput:
-        """Greedy decoding with transformers' conventions.
+        """Decoding with transformers' conventions, greedy unless ``do_sample=True`` is passed.
 
-        A model whose own generation config asks for sampling is decoded greedily all the same;
-        one that is passed in and asks for it is refused.
+        A model whose own generation config asks for sampling is decoded greedily all the same. Its
+        repetition penalty is applied.
 
         Args:
             input_ids: [B, S] int64; rows may be padded on either side if ``attention_mask`` says.
             attention_mask: [B, S], 1 for tokens and 0 for padding.
-            generation_config: read for max_new_tokens, max_length, eos_token_id, pad_token_id and
-                return_dict_in_generate; what it leaves open, the model's own says. What it asks for
-                beyond greedy decoding is refused.
+            generation_config: read for max_new_tokens, max_length, eos_token_id, pad_token_id,
+                do_sample, temperature, top_k, top_p, min_p, repetition_penalty and
+                return_dict_in_generate; what it leaves open, the model's own says. Anything else
+                that it asks for and that would change the answer is refused.
             max_new_tokens: most new tokens a row; transformers' default of 20 if nothing says.
             eos_token_id: stop token or tokens; by default those of the generation config.
             stopping_criteria: callables (ids [1, n], None) -> bool or bool tensor, asked after
@@ -147,9 +148,11 @@ class SpeculativeDecoder:
             streamer: a transformers streamer (batch 1): gets the prompt, then each step's run.
             return_dict_in_generate: return a ``GenerateOutput`` with the step record.
             draft: False decodes plainly with the same loop and no tree.
-            seed: of the rows' keys for random numbers; masks also have the acceptor's own seed.
-            overrides: further fields of a GenerationConfig, such as ``pad_token_id``; they win
-                over ``generation_config``.
+            seed: of the rows' keys for random numbers, one or one a row: an answer's samples follow
+                from the seed and its prompt, whatever the batch and the trees; masks also have the
+                acceptor's own.
+            overrides: further fields of a GenerationConfig, such as ``temperature``; they win over
+                ``generation_config``.
 
         Returns:
             [B, S + n] int64 with the prompts in front, or a ``GenerateOutput``. Answers include
@@ -165,6 +168,10 @@ class SpeculativeDecoder:
             raise UserError(
                 f"a streamer was given with a batch of {len(prompts)}: streaming takes batch 1"
             )
+        if not isinstance(seed, int) and len(seed) != len(prompts):
+            raise UserError(
+                f"{len(seed)} seeds were given for {len(prompts)} rows: give one, or one a row"
+            )
         limits = Limits(
             max_new_tokens=new_token_limit(settings, input_ids.shape[1]),
             stop_ids=stop_token_ids(settings),
@@ -173,7 +180,8 @@ class SpeculativeDecoder:
         draft = draft and self.tree.nodes > 1
         drafter = self.drafter(self.tree) if draft else NoDrafter()
         rule = self.acceptor if draft else make_acceptor("exact")
-        loop = DecodingLoop(self.target, drafter, rule, limits)
+        drafter.keep_logits = rule.needs_draft
+        loop = DecodingLoop(self.target, drafter, rule, limits, read_sampler(settings))
         if streamer is not None:
             streamer.put(input_ids.cpu())
         began = self._now()

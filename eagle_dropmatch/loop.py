@@ -15,11 +15,12 @@ from eagle_dropmatch.acceptors.base import (
     RowState,
     StepContext,
     Verdict,
-    first_argmax,
 )
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation
+from eagle_dropmatch.sampling import Sampler, first_argmax, place_uniforms
 from eagle_dropmatch.stats import RowStats
-from eagle_dropmatch.target import TargetModel
+from eagle_dropmatch.target import TargetModel, TargetOutput
+from eagle_dropmatch.tree import DraftTree, ancestor_matrix
 
 
 @dataclass
@@ -29,12 +30,17 @@ class Row:
     index: int  # place in the caller's batch
     prompt_tokens: int
     key: int
+    prompt: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     accept_lengths: list[int] = field(default_factory=list)
     strict_lengths: list[int] = field(default_factory=list)
     relaxed: list[int] = field(default_factory=list)
     draft_nodes: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.finish_reason is not None
 
     def stats(self) -> RowStats:
         return RowStats(
@@ -100,9 +106,15 @@ class DecodingLoop:
     """
 
     def __init__(
-        self, target: TargetModel, drafter: Drafter, acceptor: Acceptor, limits: Limits
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        acceptor: Acceptor,
+        limits: Limits,
+        sampler: Sampler | None = None,
     ) -> None:
         self.target, self.drafter, self.acceptor, self.limits = target, drafter, acceptor, limits
+        self.sampler = sampler if sampler is not None else Sampler()
         self.rows: list[Row] = []
         self.seated: list[Row] = []  # the rows of the batch, ended ones that have not left included
         self.steps = 0
@@ -113,12 +125,14 @@ class DecodingLoop:
         return any(row.finish_reason is None for row in self.seated)
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]], seed: int, reserve: int) -> None:
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], seed: int | Sequence[int], reserve: int
+    ) -> None:
         """Read the prompts and take each answer's first token from the clean head.
 
         Args:
             prompts: token ids a row, of any lengths.
-            seed: part of every row's key for random numbers.
+            seed: part of every row's key for random numbers; one, or one a row.
             reserve: tree nodes to make room for in the cache.
         """
         lengths = [len(prompt) for prompt in prompts]
@@ -130,13 +144,13 @@ class DecodingLoop:
         room = max(lengths) + min(self.limits.max_new_tokens, 2048) + reserve
         self.cache = self.target.new_cache(len(prompts), room)
         out = self.target.prefill(self.cache, tokens, lengths)
-        self.state: RowState = self.acceptor.start(
-            PromptContext(out, lengths, self.target.logits, self.target.head_weight)
-        )
-        roots = self.acceptor.first(out.logits, [row_key(p, seed) for p in prompts])
+        self.state: RowState = self.acceptor.start(PromptContext(out, lengths, self.target.head))
+        seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
+        keys = [row_key(*each) for each in zip(prompts, seeds, strict=True)]
+        roots = self._first(out.logits, prompts, keys)
         self._stop_ids = torch.tensor(self.limits.stop_ids, dtype=torch.int64, device=roots.device)
         for index, (prompt, root) in enumerate(zip(prompts, roots.tolist(), strict=True)):
-            answer = Row(index, len(prompt), row_key(prompt, seed))
+            answer = Row(index, len(prompt), keys[index], prompt=list(prompt))
             self.limits.admit(answer, [root])
             self.rows.append(answer)
         self.seated = list(self.rows)
@@ -148,16 +162,8 @@ class DecodingLoop:
         """One cycle for all rows that go on; returns what each got, after the cut."""
         tree = self.drafter.propose().to(self.target.device)
         output = self.target.verify(self.cache, tree)
-        context = StepContext(
-            head=self.target.logits,
-            argmax=first_argmax(output.logits),
-            stop_ids=self._stop_ids,
-            row_keys=[row.key for row in self.seated],
-            step=self.steps,
-            state=self.state,
-        )
         tree = tree.to(output.logits.device)
-        verdict = self.acceptor.verify(tree, output, context)
+        verdict = self.acceptor.verify(self._context(tree, output))
         tokens = committed_tokens(tree.tokens, verdict.path, verdict.accepted, verdict.bonus)
         strict = committed_tokens(
             tree.tokens, verdict.strict_path, verdict.strict, verdict.strict_bonus
@@ -185,9 +191,9 @@ class DecodingLoop:
             kept = self.limits.admit(row, new)
             row.accept_lengths.append(kept)
             exact_path = rest[width : width + exact + 1]
-            row.strict_lengths.append(
-                kept if exact_path == new else self.limits.cut(written, exact_path)
-            )
+            # Where the answer ended within what both paths share, it ended for both.
+            ended = row.ended and exact_path[:kept] == new[:kept]
+            row.strict_lengths.append(kept if ended else self.limits.cut(written, exact_path))
             # The last of the kept tokens counts as the bonus, also where the cut made it so.
             row.relaxed.append(sum(relaxed[1:kept]))
             row.draft_nodes.append(nodes)
@@ -196,6 +202,57 @@ class DecodingLoop:
         if self.running:
             self._commit(verdict, tokens, counts, output.features)
         return news
+
+    def _first(
+        self, logits: Tensor, prompts: Sequence[Sequence[int]], keys: Sequence[int]
+    ) -> Tensor:
+        """The first token of each answer, from the prompts' logits [B, V]: [B] int64."""
+        if self.sampler.penalises:
+            logits = self.sampler.penalise(logits, padded(prompts, logits.device))
+        if self.sampler.greedy:
+            return first_argmax(logits)
+        uniforms = place_uniforms(keys, [0] * len(keys), 1, logits.device)
+        return self.sampler.choose(self.sampler.scores(logits), uniforms[:, 0])
+
+    def _context(self, tree: DraftTree, output: TargetOutput) -> StepContext:
+        logits, before = output.logits, None
+        keys = [row.key for row in self.seated]
+        if self.sampler.penalises:
+            before = self._before(tree)
+            logits = self.sampler.penalise(logits.flatten(0, 1), before.flatten(0, 1)).view_as(
+                logits
+            )
+        if self.sampler.greedy:
+            choice = first_argmax(logits)
+        else:
+            # The root is the last of the tokens, so a node of depth d says what comes d later.
+            places = [len(row.tokens) for row in self.seated]
+            uniforms = place_uniforms(keys, places, tree.max_depth + 1, logits.device)
+            choice = self.sampler.choose(
+                self.sampler.scores(logits.flatten(0, 1)),
+                uniforms.gather(1, tree.depths).flatten(),
+            ).view_as(tree.tokens)
+        return StepContext(
+            tree=tree,
+            output=output,
+            head=self.target.head,
+            sampler=self.sampler,
+            logits=logits,
+            before=before,
+            choice=choice,
+            stop_ids=self._stop_ids,
+            row_keys=keys,
+            step=self.steps,
+            draft_ids=self.drafter.vocabulary,
+            state=self.state,
+        )
+
+    def _before(self, tree: DraftTree) -> Tensor:
+        """[B, N, S] int64: the tokens up to each node, itself included; some more than once."""
+        texts = padded([row.prompt + row.tokens for row in self.seated], tree.tokens.device)
+        within = ancestor_matrix(tree.parents, tree.valid, tree.max_depth)
+        path = torch.where(within, tree.tokens[:, None], tree.tokens[:, :1, None])
+        return torch.cat((texts[:, None].expand(-1, tree.num_nodes, -1), path), dim=2)
 
     def _commit(
         self, verdict: Verdict, tokens: Tensor, counts: list[int], features: Tensor
@@ -225,3 +282,11 @@ def committed_tokens(tokens: Tensor, path: Tensor, accepted: Tensor, bonus: Tens
     drafted = tokens.gather(1, path.clamp(min=0))[:, 1:]
     drafted = torch.cat((drafted, bonus[:, None]), dim=1)
     return drafted.scatter(1, accepted[:, None], bonus[:, None])
+
+
+def padded(texts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Token ids of unequal lengths as [B, S], each filled up with its own first token."""
+    longest = max(map(len, texts))
+    return torch.tensor(
+        [[*text, *[text[0]] * (longest - len(text))] for text in texts], device=device
+    )

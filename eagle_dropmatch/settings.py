@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle_dropmatch.errors import UserError
+
+if TYPE_CHECKING:
+    from eagle_dropmatch.sampling import Sampler
 
 #: Fields that change what is generated and that nothing here follows, with the values at which
 #: they change nothing (None, unset, is always one of them).
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "do_sample": (False,),
     "num_beams": (1,),
     "num_beam_groups": (1,),
     "num_return_sequences": (1,),
@@ -22,7 +24,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "min_new_tokens": (0,),
     "max_time": (),
     "stop_strings": (),
-    "repetition_penalty": (1.0,),
     "encoder_repetition_penalty": (1.0,),
     "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
@@ -39,6 +40,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (),
     "token_healing": (False,),
     "prompt_lookup_num_tokens": (),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "top_h": (),
     "output_attentions": (False,),
     "output_hidden_states": (False,),
     "output_scores": (False,),
@@ -50,7 +55,8 @@ def read_settings(given: Any, own: Any, keywords: Mapping[str, Any]) -> Any:
     """A generation config: ``keywords`` over the one that was given over the model's own.
 
     What a caller asks for and is not there is one error that names it. What the model's own config
-    asks for beyond greedy decoding is left out, with a warning where that changes greedy answers.
+    asks for and is not there is left out with a warning. Its ``do_sample`` is not followed either:
+    decoding is greedy unless the caller asks for samples.
 
     Args:
         given: a GenerationConfig or None.
@@ -72,20 +78,51 @@ def read_settings(given: Any, own: Any, keywords: Mapping[str, Any]) -> Any:
     refused = _departures(asked)
     if refused:
         raise UserError(
-            f"{', '.join(refused)} was asked for: decoding here is greedy, and these are not "
-            "followed; leave them out"
+            f"{', '.join(refused)} was asked for: decoding here does not follow that; leave it out"
         )
-    ignored = [text for text in _departures(own) if not text.startswith("do_sample")]
+    ignored = _departures(own)
     if ignored:
         warnings.warn(
             f"the model's own generation config asks for {', '.join(ignored)}, which is not "
             "applied here",
             stacklevel=3,
         )
+    asked.do_sample = bool(asked.do_sample)
     for name, value in vars(own).items():
         if getattr(asked, name, None) is None:
             setattr(asked, name, value)
     return asked
+
+
+def read_sampler(settings: Any) -> Sampler:
+    """How the target chooses its tokens under ``settings``.
+
+    Without ``do_sample`` that is its argmax. Unset fields have transformers' values: temperature 1
+    and the 50 likeliest tokens.
+    """
+    from eagle_dropmatch.sampling import Sampler
+
+    penalty = _value(settings, "repetition_penalty", 1.0)
+    if not settings.do_sample:
+        return Sampler(repetition_penalty=penalty)
+    temperature = _value(settings, "temperature", 1.0)
+    if temperature <= 0:
+        raise UserError(
+            f"temperature {temperature} was given with do_sample=True: expected a number above 0, "
+            "or do_sample=False"
+        )
+    return Sampler(
+        temperature=temperature,
+        top_k=_value(settings, "top_k", 50),
+        top_p=_value(settings, "top_p", 1.0),
+        min_p=_value(settings, "min_p", 0.0),
+        repetition_penalty=penalty,
+    )
+
+
+def _value(settings: Any, name: str, default: Any) -> Any:
+    value = getattr(settings, name, None)
+    return default if value is None else value
 
 
 def _departures(config: Any) -> list[str]:

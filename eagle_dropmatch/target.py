@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,33 @@ class PrefillOutput(NamedTuple):
     features: Tensor  # [B, S, taps * D]; without taps, ``hidden`` itself
 
 
+class LMHead:
+    """The LM head as rules see it: logits from its input, with what the model does to them after.
+
+    Args:
+        module: the model's output embeddings, a linear layer.
+        finish: scaling or cap, increasing in each logit, so that argmaxes are the product's own.
+    """
+
+    def __init__(self, module: nn.Module, finish: Callable[[Tensor], Tensor]) -> None:
+        self.module, self.finish = module, finish
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V]."""
+        return self.finish(self.module(hidden))
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D]."""
+        weight: Tensor = self.module.weight  # type: ignore[assignment]
+        return weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[V], or None."""
+        return getattr(self.module, "bias", None)
+
+
 class TargetModel:
     """Runs a transformers causal model over prompts and draft trees.
 
@@ -47,7 +74,7 @@ class TargetModel:
         self.config = model.config.get_text_config()
         check_attention(self.config, getattr(model.config, "_attn_implementation", "sdpa"))
         self.body = backbone(model)
-        self.head: nn.Module = model.get_output_embeddings()
+        self.head = LMHead(model.get_output_embeddings(), logits_finisher(self.config))
         self.taps = FeatureTaps(model, tap_layers) if tap_layers is not None else None
         heads = self.config.num_attention_heads
         self._kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
@@ -57,7 +84,6 @@ class TargetModel:
             raise UserError(
                 "device_map offloads a part of the target: it must fit into its devices' memory"
             )
-        self.finish_logits = logits_finisher(self.config)
 
     @property
     def device(self) -> torch.device:
@@ -68,17 +94,11 @@ class TargetModel:
     @property
     def head_device(self) -> torch.device:
         """Where hidden states and logits come out."""
-        return next(self.head.parameters()).device
-
-    @property
-    def head_weight(self) -> Tensor:
-        """[V, D], the LM head."""
-        weight: Tensor = self.head.weight  # type: ignore[assignment]
-        return weight
+        return self.head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.head.parameters()).dtype
+        return self.head.weight.dtype
 
     @property
     def vocab_size(self) -> int:
@@ -110,7 +130,7 @@ class TargetModel:
         cache.commit(lengths)
         rows = torch.arange(batch, device=hidden.device)
         last = torch.tensor(lengths, device=hidden.device) - 1
-        return PrefillOutput(self.logits(hidden[rows, last]), hidden, features)
+        return PrefillOutput(self.head(hidden[rows, last]), hidden, features)
 
     def verify(self, cache: TreeCache, tree: DraftTree) -> TargetOutput:
         """Run all nodes of the trees in one forward, behind each row's committed tokens."""
@@ -119,12 +139,7 @@ class TargetModel:
         hidden, features = self._forward(
             tree.tokens, mask, position_ids(tree, cache.lengths), cache
         )
-        return TargetOutput(self.logits(hidden), hidden, features)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The LM head on ``hidden`` [..., D], with the scaling or cap that the model applies."""
-        out: Tensor = self.finish_logits(self.head(hidden))
-        return out
+        return TargetOutput(self.head(hidden), hidden, features)
 
     def _forward(
         self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: TreeCache
@@ -148,7 +163,7 @@ class TargetModel:
         return hidden, self.taps.joined()
 
 
-def logits_finisher(config: Any) -> Any:
+def logits_finisher(config: Any) -> Callable[[Tensor], Tensor]:
     """What a model does to its LM head's output before it calls it logits."""
     cap = getattr(config, "final_logit_softcapping", None)
     divide = getattr(config, "logits_scaling", None)

@@ -153,11 +153,13 @@ class FakeDecoder:
         *,
         max_new_tokens,
         eos_token_id,
+        repetition_penalty,
         return_dict_in_generate,
         seed,
         draft,
     ):
         assert return_dict_in_generate
+        assert repetition_penalty == 1.0
         if self.interrupt_at is not None and len(self.calls) >= self.interrupt_at:
             raise KeyboardInterrupt
         self.calls.append((self.acceptor, draft, seed))

@@ -8,7 +8,13 @@ into the path to commit (`walk`).
 from eagle_dropmatch.tree.attention import ancestor_matrix, position_ids, tree_attention
 from eagle_dropmatch.tree.draft_tree import DraftTree, choice_parents
 from eagle_dropmatch.tree.growth import BeamLevel, Expansion, candidate_count, grow
-from eagle_dropmatch.tree.walk import AcceptedPath, children, longest_accepted_path, paths
+from eagle_dropmatch.tree.walk import (
+    AcceptedPath,
+    children,
+    longest_accepted_path,
+    path_sums,
+    paths,
+)
 
 __all__ = [
     "AcceptedPath",
@@ -21,6 +27,7 @@ __all__ = [
     "choice_parents",
     "grow",
     "longest_accepted_path",
+    "path_sums",
     "paths",
     "position_ids",
     "tree_attention",

@@ -27,10 +27,12 @@ class Expansion(NamedTuple):
     tokens: [B, R, K] int64, ids in the target's vocabulary, best first.
     log_probs: [B, R, K] float, log-softmax over the draft's vocabulary; -inf marks a child that
         does not exist.
+    logits: [B, R, V_draft] or None, over all of the draft's vocabulary, for the tree to keep.
     """
 
     tokens: Tensor
     log_probs: Tensor
+    logits: Tensor | None = None
 
 
 class BeamLevel(NamedTuple):
@@ -95,11 +97,12 @@ def grow(
     itself = torch.eye(top_k, dtype=torch.bool, device=root.device)
     itself = itself.expand(root.shape[0], top_k, top_k)
     visible = itself
-    tokens, scores, expanded = [beam_tokens], [beam_scores], []
+    tokens, scores, expanded, logits = [beam_tokens], [beam_scores], [], [first.logits]
     for index in range(depth):
         level = expand(BeamLevel(beam_tokens, parent_rows, visible, index))
         log_probs = _checked_log_probs(level, (root.shape[0], top_k, top_k))
         expanded.append(beam_flat)
+        logits.append(level.logits)
         tokens.append(level.tokens.flatten(1))
         scores.append((beam_scores[:, :, None] + log_probs).flatten(1))
         if index + 1 < depth:
@@ -109,7 +112,7 @@ def grow(
             parent_rows = chosen // top_k
             ancestors = visible.gather(1, parent_rows[:, :, None].expand_as(visible))
             visible = torch.cat([ancestors, itself], dim=2)
-    return _rerank(root, tokens, scores, expanded, top_k=top_k, total_token=total_token)
+    return _rerank(root, tokens, scores, expanded, logits, top_k=top_k, total_token=total_token)
 
 
 def _rerank(
@@ -117,6 +120,7 @@ def _rerank(
     tokens: list[Tensor],
     scores: list[Tensor],
     expanded: list[Tensor],
+    logits: list[Tensor | None],
     *,
     top_k: int,
     total_token: int,
@@ -125,6 +129,7 @@ def _rerank(
 
     tokens, scores: the flat candidates, level by level, [B, k] and then [B, k * k] each.
     expanded: [B, k] for each expansion, the flat index of every beam row.
+    logits: of the root's and then of each expansion's rows, or None for each.
     """
     candidates = candidate_count(len(expanded), top_k)
     kept_scores, kept = _best(torch.cat(scores, dim=1), min(total_token - 1, candidates))
@@ -146,8 +151,28 @@ def _rerank(
         depths=pad(depths.masked_fill(padding, 0), (1, 0), value=0),
         scores=pad(node_scores.masked_fill(padding, -torch.inf), (1, 0), value=0.0),
         valid=pad(~padding, (1, 0), value=True),
+        draft_logits=_kept_logits(flat, expanded, logits),
         levels=min(len(expanded) + 1, index.shape[1]),
     )
+
+
+def _kept_logits(
+    flat: Tensor, expanded: list[Tensor], logits: list[Tensor | None]
+) -> Tensor | None:
+    """[B, N, V_draft]: the logits of each node that was expanded; of others, the root's.
+
+    flat: [B, N - 1], the flat indices of the drafted nodes.
+    """
+    given = [each for each in logits if each is not None]
+    if len(given) < len(logits):
+        return None
+    rows = torch.cat(given, dim=1)
+    found = flat.new_zeros(flat.shape)
+    if expanded:
+        same = flat[:, :, None] == torch.cat(expanded, dim=1)[:, None]
+        found = torch.where(same.any(2), same.long().argmax(2) + 1, 0)
+    index = pad(found, (1, 0), value=0)
+    return rows.gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,19 @@ def longest_accepted_path(tree: DraftTree, accept: Tensor) -> AcceptedPath:
     return AcceptedPath(nodes, tree.depths.gather(1, best)[:, 0])
 
 
+def path_sums(tree: DraftTree, values: Tensor) -> Tensor:
+    """[B, N]: the sum of ``values`` over each node and its ancestors, the root left out.
+
+    values: [B, N] numbers. Padding holds nothing of use.
+    """
+    sums = values.clone()
+    sums[:, 0] = 0  # the root stands in for ancestors that are not there
+    # After round s each node holds its nearest 2^(s+1) nodes upwards.
+    for jump in jump_pointers(tree.parents, tree.valid, tree.max_depth):
+        sums = sums + sums.gather(1, jump)
+    return sums
+
+
 def children(tree: DraftTree, width: int | None = None) -> Tensor:
     """[B, N, width] int64: the children of each node by ascending id, padded with -1.
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from eagle_dropmatch.target import PrefillOutput, TargetOutput
+from eagle_dropmatch.acceptors.parents import Parents
+from eagle_dropmatch.sampling import Sampler
+from eagle_dropmatch.target import LMHead, PrefillOutput, TargetOutput
 from eagle_dropmatch.tree import DraftTree, longest_accepted_path
 
 #: What a rule keeps for each row over an answer: tensors whose first dimension is the batch.
 RowState = dict[str, Tensor]
+Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -23,24 +27,47 @@ class PromptContext:
 
     prefill: PrefillOutput
     lengths: Sequence[int]  # prompt tokens a row
-    head: Callable[[Tensor], Tensor]  # hidden [..., D] -> logits [..., V]
-    weight: Tensor  # [V, D], the LM head
+    head: LMHead
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a rule may look at in one verification step.
+    """What a rule may look at in one verification step, beside the tree and the target's output.
 
     ``row_keys`` name the rows independently of the batch they happen to be in: a rule's random
     numbers follow from (its seed, the row's key, the row's step) alone.
     """
 
-    head: Callable[[Tensor], Tensor]
-    argmax: Tensor  # [B, N] int64, the clean argmax at every node, lowest id on ties
+    tree: DraftTree
+    output: TargetOutput
+    head: LMHead
+    sampler: Sampler
+    #: [B, N, V]: the output's logits after the repetition penalty, the very ones where there is
+    #: none.
+    logits: Tensor
+    #: [B, N, S] int64, the tokens up to each node, where there is a repetition penalty.
+    before: Tensor | None
+    #: [B, N] int64: what the target itself says after each node: its argmax, the lowest id on ties,
+    #: or at a temperature above 0 its sample.
+    choice: Tensor
     stop_ids: Tensor  # [E] int64
     row_keys: Sequence[int]
     step: int
+    #: [V_draft] int64, the target's ids of the draft's tokens; None where the draft has none.
+    draft_ids: Tensor | None = None
     state: RowState = field(default_factory=dict)
+
+    @cached_property
+    def exact(self) -> Tensor:
+        """[B, N] bool: is the node what the target says after its parent? False at the root."""
+        parents = self.tree.parents
+        wanted = self.choice.gather(1, parents.clamp(min=0))
+        return (self.tree.tokens == wanted) & (parents >= 0)
+
+    @cached_property
+    def parents(self) -> Parents:
+        """The nodes that have children, and the target's distributions there."""
+        return Parents(self.tree, self.output.hidden, self.logits, self.sampler)
 
 
 class Verdict(NamedTuple):
@@ -48,11 +75,11 @@ class Verdict(NamedTuple):
 
     path: Tensor  # [B, A] int64 node ids from the root down, padded with -1
     accepted: Tensor  # [B] int64, draft tokens on the path, root excluded
-    bonus: Tensor  # [B] int64, the clean head's token after the path
+    bonus: Tensor  # [B] int64, what the target says after the path
     strict_path: Tensor  # [B, A] int64, the path that exact acceptance keeps of the same tree
     strict: Tensor  # [B] int64, its draft tokens
-    strict_bonus: Tensor  # [B] int64, the clean head's token after that path
-    relaxed: Tensor  # [B, A] bool, path nodes that are not the clean argmax of their parent
+    strict_bonus: Tensor  # [B] int64, what the target says after that path
+    relaxed: Tensor  # [B, A] bool, path nodes that are not the target's choice at their parent
     allowed: Tensor  # [B, N] bool, the rule's answer at every node, for traces
 
 
@@ -60,59 +87,46 @@ class Acceptor(ABC):
     """Decides which nodes of a tree may be kept.
 
     A rule implements ``accept``; ``verify`` keeps the deepest path of allowed nodes. The token
-    after the path is the clean argmax, the KV cache holds clean states, and a stop token is kept
-    only where it is the clean argmax: relaxing into one would truncate the answer.
+    after the path is the target's own choice, the KV cache holds clean states, and a stop token is
+    kept only where it is that choice: relaxing into one would truncate the answer.
+
+    Rules look at the target's probabilities after the settings of sampling; greedy decoding has
+    none, and there they look at the plain softmax. At a temperature above 0 the token that the
+    target sampled stands where the argmax stands at temperature 0.
     """
 
     name: ClassVar[str]
     #: Whether outputs equal the target's own. A lossy rule is shown with its quality beside it.
-    lossless: ClassVar[bool] = False
+    lossless: bool = False
+    #: Options under which the rule accepts exactly what exact acceptance does.
+    strict: ClassVar[Options] = {}
+    #: Whether the rule reads ``tree.draft_logits``, which are kept for it then.
+    needs_draft: bool = False
 
     def start(self, context: PromptContext) -> RowState:
         """What the rule needs to know of each prompt; nothing by default."""
         return {}
 
-    def first(self, logits: Tensor, row_keys: Sequence[int]) -> Tensor:
-        """The first token of each answer, from the prompt's logits [B, V]: [B] int64."""
-        return first_argmax(logits)
-
     @abstractmethod
-    def accept(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Tensor:
+    def accept(self, context: StepContext) -> Tensor:
         """Whether each node may be kept if its parent is: [B, N] bool (the root's is not read)."""
 
-    def verify(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Verdict:
+    def verify(self, context: StepContext) -> Verdict:
         """Walk the deepest path of accepted nodes; ties go to the draft's higher score."""
-        exact = exact_matches(tree, context.argmax)
-        allowed = self.accept(tree, output, context) & tree.valid
+        tree, exact = context.tree, context.exact
+        allowed = self.accept(context) & (tree.parents >= 0)
         allowed &= exact | ~torch.isin(tree.tokens, context.stop_ids)
         path, accepted = longest_accepted_path(tree, allowed)
         strict_path, strict = path, accepted
         if not self.lossless:
             strict_path, strict = longest_accepted_path(tree, exact & tree.valid)
-        bonus = after_path(context.argmax, path, accepted)
-        strict_bonus = after_path(context.argmax, strict_path, strict)
+        bonus = after_path(context.choice, path, accepted)
+        strict_bonus = after_path(context.choice, strict_path, strict)
         on_path = path.clamp(min=0)
         relaxed = (path > 0) & ~exact.gather(1, on_path)
         return Verdict(path, accepted, bonus, strict_path, strict, strict_bonus, relaxed, allowed)
 
 
-def after_path(argmax: Tensor, path: Tensor, accepted: Tensor) -> Tensor:
-    """The token that ``argmax`` [B, N] gives at each path's last node: [B] int64."""
-    return argmax.gather(1, path.gather(1, accepted[:, None])).squeeze(1)
-
-
-def exact_matches(tree: DraftTree, argmax: Tensor) -> Tensor:
-    """Whether each node is its parent's clean argmax: [B, N] bool, False at the root."""
-    parents = tree.parents
-    wanted = argmax.gather(1, parents.clamp(min=0))
-    return (tree.tokens == wanted) & (parents >= 0)
-
-
-def first_argmax(logits: Tensor) -> Tensor:
-    """Argmax over the last dimension, the lowest id on ties: int64, that dimension gone.
-
-    On a CPU ``max`` finds the same index as ``argmax`` and is several times faster in bfloat16.
-    """
-    if logits.device.type == "cpu":
-        return logits.max(dim=-1).indices
-    return logits.argmax(dim=-1)
+def after_path(choice: Tensor, path: Tensor, accepted: Tensor) -> Tensor:
+    """The token that ``choice`` [B, N] has at each path's last node: [B] int64."""
+    return choice.gather(1, path.gather(1, accepted[:, None])).squeeze(1)

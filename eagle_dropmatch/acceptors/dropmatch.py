@@ -1,117 +1,309 @@
-"""DropMatch's naive token matching (arXiv 2603.03333, eq. 4) on trees."""
+"""DropMatch (arXiv 2603.03333) on trees and chains: naive matching, majority, JS, Algorithm 1."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from eagle_dropmatch.acceptors.base import (
-    Acceptor,
-    PromptContext,
-    RowState,
-    StepContext,
-    exact_matches,
-)
-from eagle_dropmatch.acceptors.heads import head_choices, mask_uniforms, solve_p_drop
+from eagle_dropmatch.acceptors.base import Acceptor, Options, PromptContext, RowState, StepContext
+from eagle_dropmatch.acceptors.divergence import js_divergence, js_from_draft
+from eagle_dropmatch.acceptors.heads import NOISES, head_choices, mask_uniforms, solve_p_drop
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.target import TargetOutput
-from eagle_dropmatch.tree import DraftTree
+from eagle_dropmatch.sampling import first_argmax, place_uniforms
 
 #: The paper's dropout rate, and the most that ``auto`` ever chooses.
 PAPER_P_DROP = 0.3
 
 
-class NaiveAcceptor(Acceptor):
-    """Accept a node iff it is the argmax of at least one of K dropout heads at its parent.
+class DropoutRule(Acceptor):
+    """What the rules of K dropout heads share: their options and the heads themselves.
 
     Args:
         K: number of heads (the paper: 5).
-        p_drop: dropout rate in [0, 1), or ``"auto"``: solved on each prompt so that a head agrees
-            with the clean argmax at ``head_agreement`` of its positions, at most 0.3.
+        p_drop: dropout rate in [0, 1), K rates, one for each head, or ``"auto"``: solved on each
+            prompt so that a head agrees with the clean argmax at ``head_agreement`` of its
+            positions, at most 0.3.
         head_agreement: the share that ``auto`` solves for, in (0, 1]. 0.8 is the lowest at which,
             on the reference target, the median token that a head lets in beside the clean argmax
             still has a tenth of the clean probability (results/agreement).
-        include_clean: count the clean head among the heads; acceptance from the same prefix is
-            then never shorter than exact.
+        include_clean: keep the target's own choice too; acceptance from the same prefix is then
+            never shorter than exact.
         mask: ``"node"`` draws masks for every node, ``"step"`` one set for all nodes of a step.
+        noise: ``"dropout"``, or ``"gaussian"`` of the same mean and variance.
+        adapt: ``"none"``; or the rate of a node shrinks with what the target knows there, by the
+            factor 1 - H / ln V of its ``"entropy"`` H, or by the ``"margin"`` between its two
+            likeliest tokens' probabilities.
         seed: of the masks' own generators.
     """
 
-    name = "naive"
+    strict: ClassVar[Options] = {"p_drop": 0.0}
 
     def __init__(
         self,
         K: int = 5,
-        p_drop: float | Literal["auto"] = "auto",
+        p_drop: float | Sequence[float] | Literal["auto"] = "auto",
         head_agreement: float = 0.8,
         include_clean: bool = False,
         mask: Literal["node", "step"] = "node",
+        noise: Literal["dropout", "gaussian"] = "dropout",
+        adapt: Literal["none", "entropy", "margin"] = "none",
         seed: int = 0,
     ) -> None:
         if not isinstance(K, int) or K < 1:
             raise UserError(f"K is {K!r}: expected a whole number of at least one dropout head")
-        if p_drop != "auto" and not (
-            isinstance(p_drop, (int, float)) and math.isfinite(p_drop) and 0 <= p_drop < 1
-        ):
-            raise UserError(f"p_drop is {p_drop!r}: expected a number in [0, 1) or 'auto'")
+        if isinstance(p_drop, list | tuple):
+            if len(p_drop) != K:
+                raise UserError(f"p_drop has {len(p_drop)} rates for K = {K} heads: give K of them")
+            rates: tuple[object, ...] = tuple(p_drop)
+        else:
+            rates = (p_drop,) if p_drop != "auto" else ()
+        for rate in rates:
+            if not (
+                isinstance(rate, int | float)
+                and not isinstance(rate, bool)
+                and math.isfinite(rate)
+                and 0 <= rate < 1
+            ):
+                raise UserError(f"p_drop is {rate!r}: expected a number in [0, 1) or 'auto'")
         if not 0 < head_agreement <= 1:
             raise UserError(f"head_agreement is {head_agreement}: expected a share in (0, 1]")
-        if mask not in ("node", "step"):
-            raise UserError(f"mask is {mask!r}: expected 'node' or 'step'")
+        for name, value, known in (
+            ("mask", mask, ("node", "step")),
+            ("noise", noise, tuple(NOISES)),
+            ("adapt", adapt, ("none", "entropy", "margin")),
+        ):
+            if value not in known:
+                raise UserError(
+                    f"{name} is {value!r}: expected {' or '.join(repr(each) for each in known)}"
+                )
         self.K, self.p_drop, self.head_agreement = K, p_drop, head_agreement
         self.include_clean, self.mask, self.seed = include_clean, mask, seed
+        self.noise, self.adapt = noise, adapt
 
     def start(self, context: PromptContext) -> RowState:
-        """Each row's p_drop: the one given, or the one that fits the row's prompt."""
+        """Each row's rates [B, K]: those given, or the one that fits the row's prompt."""
         hidden = context.prefill.hidden
-        if self.p_drop != "auto":
-            rates = torch.full((hidden.shape[0],), float(self.p_drop), device=hidden.device)
-        else:
-            rates = torch.stack(
+        if self.p_drop == "auto":
+            solved = torch.stack(
                 [
                     solve_p_drop(
                         row[:length],
                         context.head,
-                        context.weight,
                         target_agreement=self.head_agreement,
                         ceiling=PAPER_P_DROP,
                     )
                     for row, length in zip(hidden, context.lengths, strict=True)
                 ]
             )
-        return {"p_drop": rates}
+            return {"p_drop": solved[:, None].repeat(1, self.K)}
+        rates = torch.tensor(self.p_drop, device=hidden.device, dtype=torch.float32)
+        return {"p_drop": rates.expand(hidden.shape[0], self.K).clone()}
 
-    def accept(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Tensor:
-        exact = exact_matches(tree, context.argmax)
-        chosen = self._choices(tree, output, context)  # [B, N, K], -1 at leaves
-        at_parent = chosen.gather(
-            1, tree.parents.clamp(min=0)[..., None].expand(-1, -1, chosen.shape[-1])
-        )
-        accepted = (at_parent == tree.tokens[..., None]).any(-1)
-        return accepted | exact if self.include_clean else accepted
+    def accept(self, context: StepContext) -> Tensor:
+        accepted = self.match(Heads(self, context), context)
+        return accepted | context.exact if self.include_clean else accepted
 
-    def _choices(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Tensor:
-        batch, nodes = tree.tokens.shape
-        # Heads matter only where a child waits for their verdict.
-        has_child = torch.zeros(batch, nodes, dtype=torch.int64, device=tree.tokens.device)
-        is_child = (tree.valid & (tree.parents >= 0)).long()
-        has_child.scatter_add_(1, tree.parents.clamp(min=0), is_child)
-        row, node = has_child.nonzero(as_tuple=True)
-        shape = (nodes if self.mask == "node" else 1, self.K, output.hidden.shape[-1])
-        uniforms = mask_uniforms(
-            context.row_keys, self.seed, context.step, shape, output.hidden.device
-        )
-        picked = uniforms[row, node if self.mask == "node" else torch.zeros_like(node)]
-        rates = context.state["p_drop"][row]
-        chosen = output.hidden.new_full((batch, nodes, self.K), -1, dtype=torch.int64)
-        choices = head_choices(
-            output.hidden[row, node], picked, rates, context.head, output.logits.shape[-1]
-        )
+    @abstractmethod
+    def match(self, heads: Heads, context: StepContext) -> Tensor:
+        """Whether the heads let each node in: [B, N] bool."""
+
+
+class Heads:
+    """The K heads of one step, at the M nodes that have children; what no rule asks for is not
+    computed."""
+
+    def __init__(self, rule: DropoutRule, context: StepContext) -> None:
+        self._rule, self._context = rule, context
+        self.parents = context.parents
+        nodes = context.tree.num_nodes
+        hidden = self.parents.hidden
+        shape = (nodes if rule.mask == "node" else 1, rule.K, hidden.shape[-1])
+        uniforms = mask_uniforms(context.row_keys, rule.seed, context.step, shape, hidden.device)
+        row, node = self.parents.row, self.parents.node
+        self._uniforms = uniforms[row, node if rule.mask == "node" else torch.zeros_like(node)]
+        self.rates = context.state["p_drop"][row]
+        if rule.adapt != "none":
+            self.rates = self.rates * self._certainty()[:, None]
+
+    def _certainty(self) -> Tensor:
+        """[M] float32 in [0, 1]."""
+        if self._rule.adapt == "entropy":
+            size = self._context.logits.shape[-1]
+            return (1 - self.parents.entropy / math.log(size)).clamp(0, 1)
+        top = self.parents.log_probs.topk(2, dim=-1).values.exp()
+        return top[:, 0] - top[:, 1]
+
+    @cached_property
+    def choices(self) -> Tensor:
+        """[M, K] int64: what each head says: its argmax, or at a temperature above 0 its sample."""
+        sampler, parents, context = self._context.sampler, self.parents, self._context
+        if sampler.greedy and not sampler.penalises:
+            found = head_choices(
+                parents.hidden,
+                self._uniforms,
+                self.rates,
+                context.head,
+                context.logits.shape[-1],
+                NOISES[self._rule.noise],
+            )
+        else:
+            none = parents.slot.new_zeros(0, self.rates.shape[1])  # trees of a root alone
+            said = [self._say(logits, part) for logits, part in self.logits()]
+            found = torch.cat([none, *said])
         # Without dropout a head is the clean one. Its product has another shape here, and in half
         # precision that rounds near ties otherwise: p_drop 0 must equal exact to the bit.
-        clean = context.argmax[row, node][:, None]
-        chosen[row, node] = torch.where(rates[:, None] == 0, clean, choices)
-        return chosen
+        clean = context.choice[parents.row, parents.node][:, None]
+        return torch.where(self.rates == 0, clean, found)
+
+    def logits(self, max_elements: int = 2**24) -> Iterator[tuple[Tensor, slice]]:
+        """The heads' logits [m, K, V], penalised, for some of the M nodes after the other.
+
+        In parts, so that memory stays bounded: K = 16 at 60 nodes and a vocabulary of 152k are 146M
+        numbers.
+        """
+        heads, size = self.rates.shape[1], self._context.logits.shape[-1]
+        at_once = max(1, max_elements // (heads * size))
+        noise = NOISES[self._rule.noise]
+        for start in range(0, self.parents.count, at_once):
+            part = slice(start, start + at_once)
+            noisy = noise(
+                self.parents.hidden[part, None],
+                self._uniforms[part],
+                self.rates[part, :, None],
+            )
+            logits = self._context.head(noisy)
+            if self._context.before is not None:
+                before = self._context.before[self.parents.row[part], self.parents.node[part]]
+                before = before.repeat_interleave(heads, 0)
+                flat = self._context.sampler.penalise(logits.flatten(0, 1), before)
+                logits = flat.view_as(logits)
+            yield logits, part
+
+    def _say(self, logits: Tensor, part: slice) -> Tensor:
+        sampler, context = self._context.sampler, self._context
+        if sampler.greedy:
+            return first_argmax(logits)
+        # One number for each (step, node, head), from the masks' side: the sampling stream of the
+        # answer itself must not notice that heads are there.
+        keys = [
+            f"heads {self._rule.seed} {context.row_keys[row]} {context.step} {node}"
+            for row, node in zip(
+                self.parents.row[part].tolist(), self.parents.node[part].tolist(), strict=True
+            )
+        ]
+        uniforms = place_uniforms(keys, [0] * len(keys), logits.shape[1], logits.device)
+        chosen = sampler.choose(sampler.scores(logits.flatten(0, 1)), uniforms.flatten())
+        return chosen.view(logits.shape[:2])
+
+
+class NaiveAcceptor(DropoutRule):
+    """Accept a node iff it is what at least one of K dropout heads says at its parent (eq. 4).
+
+    Greedy, a head says its argmax; at a temperature above 0 each head draws its own token, after
+    the settings of sampling. Options: see ``DropoutRule``.
+    """
+
+    name = "naive"
+
+    def match(self, heads: Heads, context: StepContext) -> Tensor:
+        at_parent = heads.parents.to_children(heads.choices)
+        return (at_parent == context.tree.tokens[..., None]).any(-1)
+
+
+class MajorityAcceptor(DropoutRule):
+    """Accept a node iff it is what most of the K dropout heads say at its parent.
+
+    Tokens with equally many heads are decided by the higher clean logit. Options: see
+    ``DropoutRule``.
+    """
+
+    name = "majority"
+
+    def match(self, heads: Heads, context: StepContext) -> Tensor:
+        winner = majority(heads.choices, heads.parents.logits)
+        return heads.parents.to_children(winner) == context.tree.tokens
+
+
+class JSAcceptor(DropoutRule):
+    """Accept a node iff the draft's distribution at its parent lies inside the heads' radius.
+
+    JS(q, c) <= max over i of JS(p_i, c), where c = softmax of the heads' mean logits. It looks at
+    distributions alone: where it holds every child passes, where it does not none does, not even
+    the clean argmax (``include_clean`` adds that). An EAGLE-3 draft's q lives on the draft's
+    vocabulary and is 0 elsewhere, so JS(q, c) is at least c's mass outside times ln 2 / 2: where
+    the target wants a token that the draft cannot say, the rule cannot hold. Rates of 0 leave no
+    radius, and nothing passes. At a temperature above 0 all of them are tempered, and the heads
+    truncated as sampling is. Options: see ``DropoutRule``.
+    """
+
+    name = "js"
+    strict: ClassVar[Options] = {"p_drop": 0.0, "include_clean": True}
+    needs_draft = True
+
+    def match(self, heads: Heads, context: StepContext) -> Tensor:
+        return heads.parents.to_children(inside_radius(heads, context))
+
+
+class DropMatchAcceptor(DropoutRule):
+    """DropMatch's Algorithm 1: JS, and where that fails majority.
+
+    Options: see ``DropoutRule``.
+    """
+
+    name = "dropmatch"
+    needs_draft = True
+
+    def match(self, heads: Heads, context: StepContext) -> Tensor:
+        parents = heads.parents
+        inside = parents.to_children(inside_radius(heads, context))
+        winner = majority(heads.choices, parents.logits)
+        return inside | (parents.to_children(winner) == context.tree.tokens)
+
+
+def majority(choices: Tensor, logits: Tensor) -> Tensor:
+    """The most frequent of each row's choices; ties by the higher clean logit, then the lower id.
+
+    Args:
+        choices: [M, K] int64.
+        logits: [M, V], clean.
+
+    Returns:
+        [M] int64.
+    """
+    votes = (choices[:, :, None] == choices[:, None, :]).sum(-1)
+    most = votes == votes.amax(-1, keepdim=True)
+    clean = logits.gather(1, choices).float().masked_fill(~most, -torch.inf)
+    best = most & (clean == clean.amax(-1, keepdim=True))
+    return choices.masked_fill(~best, logits.shape[-1]).amin(-1)
+
+
+def inside_radius(heads: Heads, context: StepContext) -> Tensor:
+    """JS(q, c) <= max over i of JS(p_i, c) at each of the M nodes: [M] bool."""
+    tree, sampler, parents = context.tree, context.sampler, heads.parents
+    if tree.draft_logits is None or context.draft_ids is None:
+        raise UserError(
+            "this rule compares the draft's distribution with the target's, and this drafter has "
+            "none to show"
+        )
+    draft = tree.draft_logits[parents.row, parents.node].float()
+    draft_log_probs = (draft if sampler.greedy else draft / sampler.temperature).log_softmax(-1)
+    inside = []
+    for logits, part in heads.logits():
+        logits = logits.float()
+        centre, each = logits.mean(1), logits
+        if not sampler.greedy:
+            size = logits.shape[-1]
+            centre = sampler.scores(centre).over(size)
+            each = sampler.scores(each.flatten(0, 1)).over(size).view_as(each)
+        centre = centre.log_softmax(-1)
+        radius = js_divergence(each.log_softmax(-1), centre[:, None]).amax(-1)
+        distance = js_from_draft(draft_log_probs[part], context.draft_ids, centre)
+        inside.append(distance <= radius)
+    moved = (heads.rates > 0).any(-1)
+    return torch.cat(inside) & moved if inside else moved

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from eagle_dropmatch.acceptors.base import first_argmax
+from eagle_dropmatch.sampling import first_argmax
+from eagle_dropmatch.target import LMHead
 
 
 def drop(hidden: Tensor, uniforms: Tensor, p_drop: Tensor) -> Tensor:
@@ -25,6 +26,27 @@ def drop(hidden: Tensor, uniforms: Tensor, p_drop: Tensor) -> Tensor:
     """
     scale = (1.0 - p_drop).reciprocal()
     return hidden * ((uniforms >= p_drop) * scale).to(hidden.dtype)
+
+
+def shake(hidden: Tensor, uniforms: Tensor, p_drop: Tensor) -> Tensor:
+    """``hidden`` under Gaussian noise of dropout's own mean and variance, in its dtype.
+
+    Each dimension is multiplied by 1 + sqrt(p / (1 - p)) * g, g standard normal: what dropout tends
+    to where no few dimensions dominate, with flip probabilities that hold in closed form.
+
+    Args: as for ``drop``; ``uniforms`` become g through the normal quantile.
+    """
+    # A uniform of 0 has no quantile; the middle of its cell of 2^-24 has.
+    noise = torch.special.ndtri(uniforms + 2.0**-25)
+    spread = (p_drop / (1.0 - p_drop)).sqrt()
+    return hidden * (1.0 + spread * noise).to(hidden.dtype)
+
+
+#: How a head's input is disturbed, by name.
+NOISES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "dropout": drop,
+    "gaussian": shake,
+}
 
 
 def mask_uniforms(
@@ -50,6 +72,7 @@ def head_choices(
     p_drop: Tensor,
     head: Callable[[Tensor], Tensor],
     vocab_size: int,
+    noise: Callable[[Tensor, Tensor, Tensor], Tensor] = drop,
     max_elements: int = 2**26,
 ) -> Tensor:
     """The argmax of every dropout head, all heads and nodes in one product.
@@ -57,9 +80,10 @@ def head_choices(
     Args:
         hidden: [M, D], the LM head's input at M nodes.
         uniforms: [M, K, D].
-        p_drop: [M] float32.
+        p_drop: [M, K] float32.
         head: hidden [..., D] -> logits [..., V].
         vocab_size: V.
+        noise: one of ``NOISES``.
         max_elements: logits that may exist at once; beyond it the product goes in chunks of rows
             (K = 16 over 60 nodes and a vocabulary of 152k would otherwise hold 146M).
 
@@ -67,29 +91,29 @@ def head_choices(
         [M, K] int64 token ids.
     """
     nodes, heads, size = uniforms.shape
-    dropped = drop(hidden[:, None], uniforms, p_drop[:, None, None]).reshape(-1, size)
-    chunks = dropped.split(max(1, max_elements // vocab_size))
+    noisy = noise(hidden[:, None], uniforms, p_drop[..., None]).reshape(-1, size)
+    chunks = noisy.split(max(1, max_elements // vocab_size))
     return torch.cat([first_argmax(head(chunk)) for chunk in chunks]).view(nodes, heads)
 
 
-def agreement(hidden: Tensor, weight: Tensor, uniforms: Tensor, p: Tensor) -> Tensor:
+def agreement(hidden: Tensor, weight: Tensor, bias: Tensor, uniforms: Tensor, p: Tensor) -> Tensor:
     """Share of (position, head) pairs whose head picks the clean argmax, among candidates.
 
     Args:
         hidden: [P, D].
         weight: [P, C, D], LM-head rows of each position's C most likely tokens, best first.
+        bias: [P, C], of the LM head at these tokens.
         uniforms: [P, K, D].
         p: scalar tensor, the p_drop to try.
     """
     dropped = drop(hidden[:, None].float(), uniforms, p)
-    noisy = torch.einsum("pkd,pcd->pkc", dropped, weight)
+    noisy = torch.einsum("pkd,pcd->pkc", dropped, weight) + bias[:, None]
     return (noisy.argmax(-1) == 0).float().mean()
 
 
 def solve_p_drop(
     hidden: Tensor,
-    head: Callable[[Tensor], Tensor],
-    weight: Tensor,
+    head: LMHead,
     *,
     target_agreement: float,
     ceiling: float,
@@ -106,8 +130,7 @@ def solve_p_drop(
 
     Args:
         hidden: [S, D], the LM head's input at one prompt's positions.
-        head: hidden -> logits.
-        weight: [V, D], the LM head.
+        head: the LM head.
         target_agreement: share in (0, 1].
         ceiling: never above this p (the paper's 0.3).
 
@@ -115,18 +138,19 @@ def solve_p_drop(
         Scalar float32 tensor in [0, ceiling].
     """
     hidden = hidden[-positions:]
-    ids = head(hidden).float().topk(min(candidates, weight.shape[0]), dim=-1).indices
-    rows = weight[ids].float()
+    ids = head(hidden).float().topk(min(candidates, head.weight.shape[0]), dim=-1).indices
+    rows = head.weight[ids].float()
+    bias = rows.new_zeros(ids.shape) if head.bias is None else head.bias[ids].float()
     # Always the same numbers: runs with other mask seeds must be runs at the same rate.
     generator = torch.Generator(hidden.device).manual_seed(0)
     shape = (hidden.shape[0], heads, hidden.shape[1])
     uniforms = torch.rand(shape, generator=generator, device=hidden.device)
     low = torch.zeros((), device=hidden.device)
     high = torch.full((), ceiling, device=hidden.device)
-    if agreement(hidden, rows, uniforms, high) >= target_agreement:
+    if agreement(hidden, rows, bias, uniforms, high) >= target_agreement:
         return high
     for _ in range(10):
         middle = (low + high) / 2
-        enough = agreement(hidden, rows, uniforms, middle) >= target_agreement
+        enough = agreement(hidden, rows, bias, uniforms, middle) >= target_agreement
         low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
     return low

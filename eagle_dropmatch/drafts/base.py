@@ -80,6 +80,15 @@ class Observation:
 class Drafter(ABC):
     """Proposes a tree a step for each row of a batch."""
 
+    #: Set before an answer begins: whether trees shall carry the draft's logits over each node's
+    #: children, over the tokens of ``vocabulary``.
+    keep_logits: bool = False
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """[V_draft] int64, the target's ids of the draft's tokens; None where it has no logits."""
+        return None
+
     @abstractmethod
     def start(self, prompt: DraftPrompt) -> None:
         """Begin new answers; everything of earlier ones is forgotten."""

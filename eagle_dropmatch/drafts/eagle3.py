@@ -261,3 +261,9 @@ class Eagle3Draft(nn.Module):
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Map draft-vocabulary ids of any shape to the target's."""
         return draft_ids + self.d2t[draft_ids]
+
+    @property
+    def target_ids(self) -> Tensor:
+        """[V_draft] int64, the target's ids of all tokens of the draft's vocabulary."""
+        ids: Tensor = torch.arange(self.d2t.shape[0], device=self.d2t.device) + self.d2t
+        return ids

@@ -33,6 +33,10 @@ class Eagle3Drafter(Drafter):
         self._feature: Tensor
         self._head_input: Tensor
 
+    @property
+    def vocabulary(self) -> Tensor:
+        return self.draft.target_ids
+
     def start(self, prompt: DraftPrompt) -> None:
         batch, size = prompt.tokens.shape
         config, device = self.draft.config, self.draft.device
@@ -135,4 +139,5 @@ class Eagle3Drafter(Drafter):
         logits = self.draft.logits(head_input).float()
         top = logits.topk(width, dim=-1)
         log_probs = top.values - logits.logsumexp(-1, keepdim=True)
-        return Expansion(self.draft.to_target_ids(top.indices), log_probs)
+        kept = logits if self.keep_logits else None
+        return Expansion(self.draft.to_target_ids(top.indices), log_probs, kept)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..acceptors import make_acceptor
-from ..acceptors.base import first_argmax
 from ..acceptors.dropmatch import PAPER_P_DROP
 from ..acceptors.heads import head_choices, mask_uniforms, solve_p_drop
 from ..drafts.base import NoDrafter
 from ..loop import DecodingLoop, Limits
+from ..sampling import first_argmax
 from ..target import TargetModel
 
 
@@ -137,8 +137,7 @@ def _rate(target: TargetModel, prompt_hidden: Tensor, setting: Setting) -> Tenso
     assert setting.head_agreement is not None
     return solve_p_drop(
         prompt_hidden,
-        target.logits,
-        target.head_weight,
+        target.head,
         target_agreement=setting.head_agreement,
         ceiling=PAPER_P_DROP,
     )
@@ -148,11 +147,11 @@ def _vote(
     target: TargetModel, hidden: Tensor, rate: Tensor, heads: int, key: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Picks of the dropout heads [n, K], of the clean head [n], and the clean logits [n, V]."""
-    logits = target.logits(hidden)
+    logits = target.head(hidden)
     shape = (hidden.shape[0], heads, hidden.shape[1])
     uniforms = mask_uniforms([key], seed, 0, shape, hidden.device)[0]
-    rates = rate.expand(hidden.shape[0])
-    picks = head_choices(hidden, uniforms, rates, target.logits, logits.shape[-1])
+    rates = rate.expand(hidden.shape[0], heads)
+    picks = head_choices(hidden, uniforms, rates, target.head, logits.shape[-1])
     return picks, first_argmax(logits), logits
 
 

@@ -120,6 +120,7 @@ class DecoderArm:
                 ids,
                 max_new_tokens=max_new_tokens,
                 eos_token_id=list(self.stop_ids),
+                repetition_penalty=1.0,
                 return_dict_in_generate=True,
                 seed=seed,
                 draft=self.spec.acceptance != NO_DRAFTING,

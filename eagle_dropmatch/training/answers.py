@@ -7,22 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from eagle_dropmatch.acceptors.base import (
-    Acceptor,
-    StepContext,
-    Verdict,
-)
 from eagle_dropmatch.acceptors.exact import ExactAcceptor
-from eagle_dropmatch.acceptors.heads import mask_uniforms
 from eagle_dropmatch.drafts.base import NoDrafter
 from eagle_dropmatch.evals import chat
 from eagle_dropmatch.loop import DecodingLoop, Limits
-from eagle_dropmatch.target import TargetModel, TargetOutput
+from eagle_dropmatch.sampling import Sampler
+from eagle_dropmatch.target import TargetModel
 from eagle_dropmatch.training.corpus import Example
 from eagle_dropmatch.training.prompts import Conversation, Message
-from eagle_dropmatch.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -33,38 +26,9 @@ class Prompt:
     ids: list[int]
 
 
-class PlainSampling(Acceptor):
-    """Samples each token from softmax(logits / temperature) over the likeliest ``top`` tokens.
-
-    For trees that are a root alone: it samples the token after the root and accepts nothing. The
-    draw follows from the row's key and step, so an answer does not depend on its batch.
-    """
-
-    name = "plain-sampling"
-    lossless = True
-
-    def __init__(self, temperature: float, top: int = 256, seed: int = 0) -> None:
-        self.temperature, self.top, self.seed = temperature, top, seed
-
-    def first(self, logits: Tensor, row_keys: Sequence[int]) -> Tensor:
-        return self._draw(logits, row_keys, step=-1)
-
-    def accept(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Tensor:
-        return torch.zeros_like(tree.valid)
-
-    def verify(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Verdict:
-        verdict = super().verify(tree, output, context)
-        return verdict._replace(
-            bonus=self._draw(output.logits[:, 0], context.row_keys, context.step)
-        )
-
-    def _draw(self, logits: Tensor, row_keys: Sequence[int], step: int) -> Tensor:
-        # Sorting out a few candidates first: a draw over the vocabulary costs as much as the head.
-        top = logits.float().topk(min(self.top, logits.shape[-1]), dim=-1)
-        cumulative = (top.values / self.temperature).softmax(-1).cumsum(-1)
-        uniforms = mask_uniforms(row_keys, self.seed, step, (1,), logits.device)
-        chosen = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:])
-        return top.indices.gather(1, chosen.clamp(max=top.indices.shape[1] - 1)).squeeze(1)
+#: Tokens that a sampled answer is drawn from at each place: over the whole vocabulary a draw would
+#: cost as much as the LM head.
+LIKELIEST = 256
 
 
 @torch.inference_mode()
@@ -78,8 +42,9 @@ def answer(
     seed: int = 0,
 ) -> list[Example]:
     """Answer a batch of prompts with the plain loop; one example each, in their order."""
-    rule = PlainSampling(temperature, seed=seed) if temperature > 0 else ExactAcceptor()
-    loop = DecodingLoop(target, NoDrafter(), rule, Limits(max_new_tokens, stop_ids))
+    sampler = Sampler(temperature, top_k=LIKELIEST)
+    limits = Limits(max_new_tokens, stop_ids)
+    loop = DecodingLoop(target, NoDrafter(), ExactAcceptor(), limits, sampler)
     loop.prefill([prompt.ids for prompt in prompts], seed=seed, reserve=1)
     while loop.running:
         loop.step()

@@ -148,10 +148,8 @@ def test_the_models_stop_tokens_hold_by_default_and_give_way_to_the_arguments(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("do_sample", True),
         ("num_beams", 4),
         ("num_return_sequences", 2),
-        ("repetition_penalty", 1.1),
         ("no_repeat_ngram_size", 3),
         ("min_new_tokens", 5),
         ("max_time", 1.0),
@@ -174,12 +172,20 @@ def test_what_is_not_followed_is_refused_if_asked_for_and_named_if_the_model_ask
     refused(lambda: decoder.generate(prompt, generation_config=given), f"{name}=")
     refused(lambda: decoder.generate(prompt, **{name: value}), f"{name}=")
     setattr(model_config, name, value)
-    if name == "do_sample":  # many models' own default, and greedy was asked for
+    with pytest.warns(UserWarning, match=f"{name}="):
         out = decoder.generate(prompt, max_new_tokens=3)
-    else:
-        with pytest.warns(UserWarning, match=f"{name}="):
-            out = decoder.generate(prompt, max_new_tokens=3)
     assert out[0, -3:].tolist() == answers[0][:3]
+
+
+def test_a_model_that_samples_by_default_is_decoded_greedily_all_the_same(
+    decoder: SpeculativeDecoder,
+    prompts: list[list[int]],
+    answers: list[list[int]],
+    model_config: GenerationConfig,
+) -> None:
+    model_config.do_sample, model_config.temperature = True, 1.5
+    out = decoder.generate(rig.ids(prompts[0]), max_new_tokens=8)
+    assert out[0, -8:].tolist() == answers[0][:8]
 
 
 @pytest.mark.parametrize(

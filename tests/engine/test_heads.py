@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from rule_scenes import linear_head
 from torch import Tensor
 
-from eagle_dropmatch.acceptors.base import first_argmax
 from eagle_dropmatch.acceptors.heads import drop, head_choices, mask_uniforms, solve_p_drop
+from eagle_dropmatch.sampling import first_argmax
 
 CPU = torch.device("cpu")
 
@@ -47,11 +48,11 @@ def test_dropout_keeps_the_share_and_the_mean_that_it_should() -> None:
 
 def test_choices_are_the_argmax_of_every_masked_product() -> None:
     hidden, weight = noise(7, 16), noise(30, 16, seed=1)
-    draws, rates = uniforms(7, 3, 16), torch.linspace(0, 0.6, 7)
+    draws, rates = uniforms(7, 3, 16), torch.linspace(0, 0.6, 21).view(7, 3)
     chosen = head_choices(hidden, draws, rates, lambda h: h @ weight.T, 30)
     for node in range(7):
         for head in range(3):
-            p = float(rates[node])
+            p = float(rates[node, head])
             kept = [
                 float(x) / (1 - p) if u >= p else 0.0
                 for x, u in zip(hidden[node], draws[node, head].tolist(), strict=True)
@@ -63,7 +64,7 @@ def test_choices_are_the_argmax_of_every_masked_product() -> None:
 @pytest.mark.parametrize("most", [1, 30, 31, 100, 629])
 def test_chunks_change_nothing_and_stay_within_their_bound(most: int) -> None:
     hidden, weight = noise(7, 16), noise(30, 16, seed=1)
-    draws, rates = uniforms(7, 3, 16), torch.full((7,), 0.3)
+    draws, rates = uniforms(7, 3, 16), torch.full((7, 3), 0.3)
     sizes: list[int] = []
 
     def head(h: Tensor) -> Tensor:
@@ -85,12 +86,12 @@ def test_all_heads_go_in_one_product_where_they_fit() -> None:
         calls.append(h.shape)
         return h
 
-    head_choices(noise(7, 16), uniforms(7, 3, 16), torch.full((7,), 0.3), head, 16)
+    head_choices(noise(7, 16), uniforms(7, 3, 16), torch.full((7, 3), 0.3), head, 16)
     assert calls == [torch.Size([21, 16])]
 
 
 def test_no_node_needs_no_product() -> None:
-    chosen = head_choices(noise(0, 16), uniforms(0, 3, 16), torch.zeros(0), lambda h: h, 16)
+    chosen = head_choices(noise(0, 16), uniforms(0, 3, 16), torch.zeros(0, 3), lambda h: h, 16)
     assert chosen.shape == (0, 3)
 
 
@@ -120,9 +121,7 @@ def test_masks_leave_the_global_generator_where_it_was() -> None:
 
 def solved(hidden: Tensor, weight: Tensor, wanted: float, ceiling: float = 0.3) -> float:
     return float(
-        solve_p_drop(
-            hidden, lambda h: h @ weight.T, weight, target_agreement=wanted, ceiling=ceiling
-        )
+        solve_p_drop(hidden, linear_head(weight), target_agreement=wanted, ceiling=ceiling)
     )
 
 

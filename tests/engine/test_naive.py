@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import rig
 import torch
+from rule_scenes import FunctionHead, Scene, linear_head, random_scene
 from torch import Tensor
 
 from eagle_dropmatch.acceptors import NaiveAcceptor, PromptContext, StepContext, make_acceptor
-from eagle_dropmatch.acceptors.base import exact_matches
+from eagle_dropmatch.acceptors.dropmatch import Heads
 from eagle_dropmatch.acceptors.heads import mask_uniforms
 from eagle_dropmatch.decoder import GenerateOutput
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
 from eagle_dropmatch.loop import DecodingLoop, Limits
-from eagle_dropmatch.target import PrefillOutput, TargetModel, TargetOutput
+from eagle_dropmatch.target import TargetModel
 from eagle_dropmatch.tree import DraftTree
 
 COUNT = 32
@@ -41,41 +43,8 @@ def generate(
     return out
 
 
-def scene(
-    batch: int = 3, nodes: int = 12, size: int = 24, vocab: int = 9, seed: int = 0
-) -> tuple[DraftTree, TargetOutput, Tensor]:
-    """Random trees over a small vocabulary, hidden states at their nodes, and an LM head."""
-    generator = torch.Generator().manual_seed(seed)
-    parents = torch.full((batch, nodes), -1)
-    for node in range(1, nodes):
-        parents[:, node] = torch.randint(node, (batch,), generator=generator)
-    tokens = torch.randint(vocab, (batch, nodes), generator=generator)
-    weight = torch.randn(vocab, size, generator=generator)
-    hidden = torch.randn(batch, nodes, size, generator=generator)
-    tree = DraftTree.from_parents(tokens, parents)
-    return tree, TargetOutput(hidden @ weight.T, hidden, hidden), weight
-
-
-def context(
-    rule: NaiveAcceptor, output: TargetOutput, weight: Tensor, **changes: Any
-) -> StepContext:
-    batch = output.hidden.shape[0]
-
-    def head(hidden: Tensor) -> Tensor:
-        return hidden @ weight.T.to(hidden.dtype)
-
-    prefill = PrefillOutput(output.logits[:, 0], output.hidden, output.features)
-    state = rule.start(PromptContext(prefill, [output.hidden.shape[1]] * batch, head, weight))
-    given = {
-        "head": head,
-        "argmax": output.logits.argmax(-1),
-        "stop_ids": torch.tensor([], dtype=torch.int64),
-        "row_keys": [100 + row for row in range(batch)],
-        "step": 3,
-        "state": state,
-        **changes,
-    }
-    return StepContext(**given)
+def scene(batch: int = 3, nodes: int = 12, size: int = 24, vocab: int = 9, seed: int = 0) -> Scene:
+    return random_scene(batch, nodes, size, vocab, seed, padded=False)
 
 
 @pytest.mark.parametrize("include_clean", [False, True])
@@ -102,28 +71,28 @@ def test_without_dropout_it_is_exact_acceptance(
 def test_without_dropout_it_is_exact_also_where_products_round_by_their_shape(
     heads: int, p_drop: Any
 ) -> None:
-    tree, output, weight = scene(vocab=8)
+    drawn = scene(vocab=8)
     # Tokens tie in pairs, and the heads' product rounds towards the other one of each pair.
-    weight = weight[::2].repeat_interleave(2, dim=0)
-    output = TargetOutput(output.hidden @ weight.T, output.hidden, output.features)
+    weight = drawn.head.weight[::2].repeat_interleave(2, dim=0)
     tilt = torch.arange(8) * 1e-3
+    drawn = replace(drawn, head=FunctionHead(lambda h: h @ weight.T + tilt, weight))
     rule = NaiveAcceptor(K=heads, p_drop=p_drop)
-    state = {"p_drop": torch.zeros(3)}
-    step = context(rule, output, weight, head=lambda h: h @ weight.T + tilt, state=state)
-    wanted = exact_matches(tree, step.argmax)
-    assert wanted.any()
+    state = {"p_drop": torch.zeros(3, heads)}
+    step = drawn.step(rule, logits=drawn.hidden @ weight.T, state=state)
+    assert step.exact.any()
     # The root's entry means nothing.
-    assert torch.equal(rule.accept(tree, output, step)[:, 1:], wanted[:, 1:])
+    assert torch.equal(rule.accept(step)[:, 1:], step.exact[:, 1:])
 
 
 @pytest.mark.parametrize("mask", ["node", "step"])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_a_node_is_accepted_iff_some_head_at_its_parent_picks_it(heads: int, mask: Any) -> None:
     p = 0.4
-    tree, output, weight = scene()
+    drawn = scene()
+    tree, weight = drawn.tree, drawn.head.weight
     rule = NaiveAcceptor(K=heads, p_drop=p, mask=mask, seed=5)
-    step = context(rule, output, weight)
-    accepted = rule.accept(tree, output, step)
+    step = drawn.step(rule)
+    accepted = rule.accept(step)
     batch, nodes = tree.tokens.shape
     count = nodes if mask == "node" else 1
     draws = mask_uniforms(step.row_keys, 5, step.step, (count, heads, 24), torch.device("cpu"))
@@ -134,24 +103,24 @@ def test_a_node_is_accepted_iff_some_head_at_its_parent_picks_it(heads: int, mas
             picks = []
             for head in range(heads):
                 kept = draws[row, parent if mask == "node" else 0, head] >= p
-                masked = torch.where(kept, output.hidden[row, parent] / (1 - p), 0.0)
+                masked = torch.where(kept, drawn.hidden[row, parent] / (1 - p), 0.0)
                 picks.append(int((weight @ masked).argmax()))
             token = int(tree.tokens[row, node])
             assert bool(accepted[row, node]) == (token in picks)
-            relaxed += token in picks and token != int(step.argmax[row, parent])
+            relaxed += token in picks and token != int(step.choice[row, parent])
     assert relaxed > 0
 
 
 def test_masks_per_step_are_one_set_for_all_nodes() -> None:
-    _, output, weight = scene(batch=1, nodes=3)
+    drawn = scene(batch=1, nodes=3)
     # The same hidden state at every node: only the masks can tell the nodes apart.
-    same = output.hidden[:, :1].expand(-1, 40, -1)
-    output = TargetOutput(same @ weight.T, same, same)
+    same = drawn.hidden[:, :1].expand(-1, 40, -1)
+    chain = DraftTree.chain(torch.zeros(1, 40, dtype=torch.int64))
+    drawn = Scene(chain, same, drawn.head)
     chosen = {}
     for mask in ("node", "step"):
         rule = NaiveAcceptor(K=2, p_drop=0.5, mask=mask)  # type: ignore[arg-type]
-        chain = DraftTree.chain(torch.zeros(1, 40, dtype=torch.int64))
-        chosen[mask] = rule._choices(chain, output, context(rule, output, weight))[0, :-1]
+        chosen[mask] = Heads(rule, drawn.step(rule)).choices
     assert (chosen["step"] == chosen["step"][0]).all()
     assert not (chosen["node"] == chosen["node"][0]).all()
 
@@ -173,10 +142,10 @@ def test_acceptance_of_a_runner_up_follows_the_closed_form(margin: float) -> Non
     gap = float(clean[0] - clean[1])
     assert gap > 0
     states = hidden.expand(rows, 2, size)
-    output = TargetOutput(states @ weight.T, states, states)
     tree = DraftTree.chain(torch.tensor([[0, 1]]).expand(rows, 2))
     rule = NaiveAcceptor(K=heads, p_drop=p)
-    share = float(rule.accept(tree, output, context(rule, output, weight))[:, 1].float().mean())
+    step = Scene(tree, states, linear_head(weight)).step(rule)
+    share = float(rule.accept(step)[:, 1].float().mean())
     flip = 0.5 * math.erfc(gap / s / math.sqrt(2))
     wanted = 1 - (1 - flip) ** heads
     # Four standard errors, and what the normal approximation may be off for 256 terms.
@@ -187,18 +156,17 @@ def test_acceptance_of_a_runner_up_follows_the_closed_form(margin: float) -> Non
 def test_with_the_clean_head_it_accepts_all_that_exact_does_and_never_a_shorter_path(
     seed: int,
 ) -> None:
-    tree, output, weight = scene(batch=40, vocab=4, seed=seed)
+    drawn = scene(batch=40, vocab=4, seed=seed)
     rule = NaiveAcceptor(K=2, p_drop=0.5, include_clean=True)
-    step = context(rule, output, weight)
-    exact = exact_matches(tree, step.argmax)
-    accepted = rule.accept(tree, output, step)
-    assert (accepted | ~exact).all()
-    verdict = rule.verify(tree, output, step)
+    step = drawn.step(rule)
+    exact = step.exact
+    assert (rule.accept(step) | ~exact).all()
+    verdict = rule.verify(step)
     assert (verdict.accepted >= verdict.strict).all()
     assert (verdict.accepted > verdict.strict).any()
     # The clean head is what makes it so: without it an exact child may be refused.
     alone = NaiveAcceptor(K=2, p_drop=0.5)
-    assert (exact & ~alone.accept(tree, output, context(alone, output, weight))).any()
+    assert (exact & ~alone.accept(drawn.step(alone))).any()
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean-stop", "clean-goes-on"])
@@ -208,18 +176,14 @@ def test_it_is_relaxed_into_a_stop_token_only_where_the_clean_head_stops(clean: 
     states = torch.ones(1, 3, 8)
     logits = torch.zeros(1, 3, vocab)
     logits[..., stop if clean else 5] = 1.0
-    output = TargetOutput(logits, states, states)
     for picked in (stop, other):  # what every dropout head says
         rule = NaiveAcceptor(K=2, p_drop=0.3)
         votes = torch.nn.functional.one_hot(torch.tensor(picked), vocab).float()
-        step = context(
-            rule,
-            output,
-            torch.zeros(vocab, 8),
-            head=lambda h, votes=votes: votes.expand(*h.shape[:-1], vocab),
-            stop_ids=torch.tensor([stop, 1]),
+        head = FunctionHead(
+            lambda h, votes=votes: votes.expand(*h.shape[:-1], vocab), torch.zeros(vocab, 8)
         )
-        allowed = rule.verify(tree, output, step).allowed[0]
+        step = Scene(tree, states, head).step(rule, logits=logits, stops=(stop, 1))
+        allowed = rule.verify(step).allowed[0]
         assert bool(allowed[1]) == (picked == stop and clean)
         assert bool(allowed[2]) == (picked == other)
 
@@ -230,14 +194,15 @@ def test_the_bonus_and_the_record_come_from_the_clean_head() -> None:
     tree = DraftTree.from_parents(torch.tensor([[9, 1, 2, 3, 4]]), torch.tensor([[-1, 0, 0, 1, 3]]))
     argmax = torch.tensor([[1, 7, 8, 4, 6]])  # node 1's own child would have been 7
     states = torch.zeros(1, 5, 4)
-    output = TargetOutput(torch.nn.functional.one_hot(argmax, 10).float(), states, states)
+    logits = torch.nn.functional.one_hot(argmax, 10).float()
 
     class Votes(NaiveAcceptor):
-        def accept(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Tensor:
+        def accept(self, context: StepContext) -> Tensor:
             return torch.tensor([[False, True, False, True, True]])
 
     rule = Votes(p_drop=0.1)
-    verdict = rule.verify(tree, output, context(rule, output, torch.zeros(10, 4)))
+    drawn = Scene(tree, states, linear_head(torch.zeros(10, 4)))
+    verdict = rule.verify(drawn.step(rule, logits=logits))
     assert verdict.path.tolist() == [[0, 1, 3, 4, -1]]
     assert (verdict.accepted.item(), verdict.bonus.item()) == (3, 6)
     assert verdict.strict_path.tolist() == [[0, 1, -1, -1, -1]]
@@ -312,9 +277,9 @@ def test_the_loop_tells_a_rule_its_step_and_names_its_rows_whoever_has_left(
     class Watching(NaiveAcceptor):
         seen: list[tuple[int, list[int]]]
 
-        def accept(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Tensor:
+        def accept(self, context: StepContext) -> Tensor:
             self.seen.append((context.step, list(context.row_keys)))
-            return super().accept(tree, output, context)
+            return super().accept(context)
 
     rule = Watching(p_drop=0.0)
     rule.seen = []
@@ -330,7 +295,7 @@ def test_the_loop_tells_a_rule_its_step_and_names_its_rows_whoever_has_left(
 def test_dropout_touches_no_weight_and_no_other_random_stream(tied: bool) -> None:
     target = rig.tiny_target(tie_word_embeddings=tied)
     draft = rig.tiny_draft(target)
-    assert (target.head_weight is target.model.get_input_embeddings().weight) == tied
+    assert (target.head.weight is target.model.get_input_embeddings().weight) == tied
     before = {name: value.clone() for name, value in target.model.state_dict().items()}
     drafted = {name: value.clone() for name, value in draft.state_dict().items()}
     streams = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
@@ -356,9 +321,9 @@ def test_the_cache_holds_clean_states_to_the_bit(
     class Recording(NaiveAcceptor):
         steps: list[tuple[DraftTree, Tensor, int]]
 
-        def verify(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Any:
-            verdict = super().verify(tree, output, context)
-            self.steps.append((tree, verdict.path, int(verdict.accepted)))
+        def verify(self, context: StepContext) -> Any:
+            verdict = super().verify(context)
+            self.steps.append((context.tree, verdict.path, int(verdict.accepted)))
             return verdict
 
     rule = Recording(K=8, p_drop=0.6)
@@ -388,9 +353,7 @@ def test_auto_solves_each_rows_rate_on_its_own_prompt(
             cache = target.new_cache(len(rows), 64)
             out = target.prefill(cache, rig.padded(rows, "right")[0], lengths)
             rule = NaiveAcceptor(p_drop="auto", head_agreement=wanted, seed=seed)
-            return rule.start(PromptContext(out, lengths, target.logits, target.head_weight))[
-                "p_drop"
-            ]
+            return rule.start(PromptContext(out, lengths, target.head))["p_drop"][:, 0]
 
     together = rates(prompts, 0.8)
     alone = torch.cat([rates([prompt], 0.8) for prompt in prompts])

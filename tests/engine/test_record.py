@@ -10,8 +10,7 @@ from torch import Tensor
 from eagle_dropmatch.acceptors import Acceptor, StepContext
 from eagle_dropmatch.decoder import GenerateOutput
 from eagle_dropmatch.stats import RowStats
-from eagle_dropmatch.target import TargetModel, TargetOutput
-from eagle_dropmatch.tree import DraftTree
+from eagle_dropmatch.target import TargetModel
 
 
 class Credulous(Acceptor):
@@ -19,8 +18,8 @@ class Credulous(Acceptor):
 
     name = "credulous"
 
-    def accept(self, tree: DraftTree, output: TargetOutput, context: StepContext) -> Tensor:
-        return torch.ones_like(tree.valid)
+    def accept(self, context: StepContext) -> Tensor:
+        return torch.ones_like(context.tree.valid)
 
 
 def run(

@@ -107,7 +107,7 @@ def test_hidden_states_are_what_the_lm_head_multiplies(target: TargetModel) -> N
     (prompt,) = rig.prompts(6)
     cache = target.new_cache(1, 32)
     prefill = target.prefill(cache, rig.ids(prompt), [6])
-    assert torch.equal(target.logits(prefill.hidden[:, -1]), prefill.logits)
+    assert torch.equal(target.head(prefill.hidden[:, -1]), prefill.logits)
     out = target.verify(cache, random_tree(1, 4, torch.Generator().manual_seed(0)))
     torch.testing.assert_close(target.model.lm_head(out.hidden), out.logits)
 

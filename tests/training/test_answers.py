@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from training_toys import STOP, toy_target, toy_tokenizer
 
 from eagle_dropmatch.target import TargetModel
 from eagle_dropmatch.training.answers import (
-    PlainSampling,
     Prompt,
     answer,
     first_prompts,
@@ -39,45 +36,6 @@ def answers(target, asked, temperature, seed=0, new=24, stop_ids=(STOP,)):
     return answer(
         target, asked, temperature=temperature, max_new_tokens=new, stop_ids=stop_ids, seed=seed
     )
-
-
-def chi_square(counts, expected):
-    return float(((counts - expected) ** 2 / expected).sum())
-
-
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
-def test_draws_follow_the_softmax_of_the_logits(temperature):
-    logits = torch.tensor([2.0, -1.0, 0.5, 0.0, 1.2, -0.3, 0.9, -2.0])
-    draws = 20_000
-    rule = PlainSampling(temperature)
-    found = rule.first(logits.expand(draws, 8), range(draws))
-    counts = torch.bincount(found, minlength=8).double()
-    probs = (logits.double() / temperature).softmax(-1)
-    # 8 cells: 7 degrees of freedom, beyond 29.9 once in 10,000.
-    assert chi_square(counts, draws * probs) < 29.9
-    other = (logits.double() / (1.2 * temperature)).softmax(-1)
-    assert chi_square(counts, draws * other) > 29.9
-
-
-def test_draws_of_successive_steps_are_independent():
-    logits = torch.tensor([0.0, 0.0]).expand(4000, 2)
-    rule = PlainSampling(1.0)
-    pairs = Counter()
-    for key in range(0, 4000, 1000):
-        keys = range(key, key + 1000)
-        first = rule._draw(logits[:1000], keys, 0)
-        second = rule._draw(logits[:1000], keys, 1)
-        pairs.update(zip(first.tolist(), second.tolist(), strict=True))
-    counts = torch.tensor([pairs[a, b] for a in (0, 1) for b in (0, 1)]).double()
-    assert chi_square(counts, torch.full((4,), 1000.0).double()) < 21.1  # 3 degrees, 1e-4
-
-
-def test_only_the_likeliest_tokens_are_drawn():
-    logits = torch.zeros(500, 50)
-    logits[:, 30:] = 1.0
-    found = PlainSampling(5.0, top=20).first(logits, range(500))
-    assert found.min() >= 30
-    assert len(set(found.tolist())) > 10
 
 
 def test_a_temperature_near_zero_is_greedy(target):

@@ -1,0 +1,78 @@
+"""Rules that compare the draft's distribution with the target's."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
+from eagle_dropmatch.acceptors.checks import number
+from eagle_dropmatch.acceptors.divergence import js_from_draft, kl_to_draft
+from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.sampling import Scores
+
+
+class _Judge(Acceptor):
+    """Accept every child of a node where draft and target are close; elsewhere be exact."""
+
+    needs_draft = True
+
+    def accept(self, context: StepContext) -> Tensor:
+        tree, parents = context.tree, context.parents
+        if tree.draft_logits is None or context.draft_ids is None:
+            raise UserError(
+                f"acceptor {self.name!r} compares the draft's distribution with the target's, and "
+                "this drafter has none to show"
+            )
+        draft = tree.draft_logits[parents.row, parents.node].float()
+        if not context.sampler.greedy:
+            draft = draft / context.sampler.temperature
+        log_p = Scores(parents.log_probs, parents.ids).over(context.logits.shape[-1])
+        close = self.close(draft.log_softmax(-1), context.draft_ids, log_p)
+        return context.exact | parents.to_children(close)
+
+    @abstractmethod
+    def close(self, log_q: Tensor, ids: Tensor, log_p: Tensor) -> Tensor:
+        """[M] bool, from log q [M, V_draft] over the tokens ``ids`` and log p [M, V]."""
+
+
+class FuzzyJSAcceptor(_Judge):
+    """Accept x iff JS(p, q) < threshold, or it is the target's choice (arXiv 2502.20704).
+
+    Args:
+        threshold: in nats; 0 is exact.
+    """
+
+    name = "fuzzy_js"
+    strict: ClassVar[Options] = {"threshold": 0.0}
+
+    def __init__(self, threshold: float = 0.2) -> None:
+        self.threshold = number("threshold", threshold, 0)
+
+    def close(self, log_q: Tensor, ids: Tensor, log_p: Tensor) -> Tensor:
+        return js_from_draft(log_q, ids, log_p) < self.threshold
+
+
+class KLJudgeAcceptor(_Judge):
+    """Accept x iff it is the target's choice, or max p <= confidence and KL(p, q) < threshold.
+
+    JuDi (arXiv 2601.04766). A draft of a reduced vocabulary has q = 0 outside it, and p never has:
+    p's mass there counts as one token to which q gives 1e-6.
+
+    Args:
+        threshold: in nats; 0 is exact.
+        confidence: in [0, 1].
+    """
+
+    name = "kl_judge"
+    strict: ClassVar[Options] = {"threshold": 0.0}
+
+    def __init__(self, threshold: float = 0.3, confidence: float = 0.9) -> None:
+        self.threshold = number("threshold", threshold, 0)
+        self.confidence = number("confidence", confidence, 0, 1)
+
+    def close(self, log_q: Tensor, ids: Tensor, log_p: Tensor) -> Tensor:
+        unsure = log_p.amax(-1).exp() <= self.confidence
+        return unsure & (kl_to_draft(log_p, ids, log_q) < self.threshold)

@@ -1,0 +1,100 @@
+"""Rules that compare a draft token's probability with the likeliest token's."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
+from eagle_dropmatch.acceptors.checks import number, one_of
+
+
+def at_least(context: StepContext, share: float) -> Tensor:
+    """p(x) >= share * max p, or x is the target's choice: [B, N] bool."""
+    if share == math.inf:
+        return context.exact
+    parents = context.parents
+    if share <= 0:
+        return torch.ones_like(context.exact)
+    wanted = parents.to_children(parents.best) + math.log(share)
+    return context.exact | (parents.child_log_probs >= wanted)
+
+
+class MinPAcceptor(Acceptor):
+    """Accept x iff p(x) >= (1 - alpha) max p: min-p, or the token cascade of SpecCascade.
+
+    Args:
+        alpha: at most 1, where everything passes. 0 relaxes to ties with the argmax alone,
+            ``-inf`` is exact.
+    """
+
+    name = "min_p"
+    strict: ClassVar[Options] = {"alpha": -math.inf}
+
+    def __init__(self, alpha: float = 0.7) -> None:
+        self.alpha = number("alpha", alpha, high=1)
+
+    def accept(self, context: StepContext) -> Tensor:
+        return at_least(context, 1 - self.alpha)
+
+
+class MarginAcceptor(Acceptor):
+    """Accept x iff p(x) / max p >= kappa (probability margin, arXiv 2609.02897).
+
+    Args:
+        kappa: at least 0. Above 1 it is exact.
+    """
+
+    name = "margin"
+    strict: ClassVar[Options] = {"kappa": math.inf}
+
+    def __init__(self, kappa: float = 0.3) -> None:
+        self.kappa = number("kappa", kappa, 0)
+
+    def accept(self, context: StepContext) -> Tensor:
+        return at_least(context, self.kappa)
+
+
+class MarsAcceptor(Acceptor):
+    """Accept x iff it is the target's choice, or its second and z2 / z1 > theta (MARS, 2601.15498).
+
+    The ratio of raw logits changes when all of them are shifted, which no distribution notices, and
+    means nothing where z1 <= 0: nothing is relaxed there.
+
+    Args:
+        theta: 1 is exact.
+        variant: ``"paper"``: Algorithm 1 at every temperature. ``"released"``: what the authors'
+            code does: never relaxes at temperature 0, and above it takes the first of the siblings
+            that is among the target's two likeliest, whatever the ratio.
+    """
+
+    name = "mars"
+    strict: ClassVar[Options] = {"theta": 1.0}
+
+    def __init__(self, theta: float = 0.9, variant: str = "paper") -> None:
+        self.theta = number("theta", theta, 0)
+        self.variant = one_of("variant", variant, ("paper", "released"))
+
+    def accept(self, context: StepContext) -> Tensor:
+        parents = context.parents
+        if self.variant == "released":
+            if context.sampler.greedy:
+                return context.exact
+            fits = (parents.child_ranks < 2) & context.tree.valid & (context.tree.parents >= 0)
+            return context.exact | (fits & ~preceded(context, fits))
+        if not parents.count:
+            return context.exact
+        first, second = parents.logits.float().topk(2, dim=-1).values.unbind(-1)
+        close = (first > 0) & (second > self.theta * first)
+        return context.exact | ((parents.child_ranks == 1) & parents.to_children(close))
+
+
+def preceded(context: StepContext, fits: Tensor) -> Tensor:
+    """Whether a sibling with a lower id fits: [B, N] bool. ``fits``: [B, N] bool."""
+    parents = context.tree.parents
+    ids = torch.arange(parents.shape[1], device=parents.device)
+    earlier = (parents[:, :, None] == parents[:, None]) & (ids < ids[:, None])
+    return (earlier & fits[:, None]).any(-1)
