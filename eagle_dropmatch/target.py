@@ -38,15 +38,30 @@ class LMHead:
 
     Args:
         module: the model's output embeddings, a linear layer.
-        finish: scaling or cap, increasing in each logit, so that argmaxes are the product's own.
+        finish: scaling or cap, or None where the product is what the model calls logits.
     """
 
-    def __init__(self, module: nn.Module, finish: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, module: nn.Module, finish: Callable[[Tensor], Tensor] | None = None) -> None:
         self.module, self.finish = module, finish
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        return self.finish(self.module(hidden))
+        logits: Tensor = self.module(hidden)
+        return logits if self.finish is None else self.finish(logits)
+
+    def at(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """The product at a few tokens alone, in float32 and unfinished.
+
+        Args:
+            hidden: [..., K, D].
+            tokens: [...] int64, one for each K states.
+
+        Returns:
+            [..., K] float32.
+        """
+        rows = self.weight[tokens].float()
+        logits = (hidden.float() @ rows[..., None]).squeeze(-1)
+        return logits if self.bias is None else logits + self.bias[tokens].float()[..., None]
 
     @property
     def weight(self) -> Tensor:
@@ -163,11 +178,13 @@ class TargetModel:
         return hidden, self.taps.joined()
 
 
-def logits_finisher(config: Any) -> Callable[[Tensor], Tensor]:
-    """What a model does to its LM head's output before it calls it logits."""
+def logits_finisher(config: Any) -> Callable[[Tensor], Tensor] | None:
+    """What a model does to its LM head's output before it calls it logits; None for nothing."""
     cap = getattr(config, "final_logit_softcapping", None)
     divide = getattr(config, "logits_scaling", None)
     times = getattr(config, "logit_scale", None)
+    if divide is None and times is None and cap is None:
+        return None
 
     def finish(logits: Tensor) -> Tensor:
         if divide is not None:

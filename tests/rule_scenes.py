@@ -21,13 +21,14 @@ def linear_head(weight: Tensor, bias: Tensor | None = None) -> LMHead:
     module.weight.data = weight
     if bias is not None:
         module.bias.data = bias
-    return LMHead(module.requires_grad_(False), lambda logits: logits)
+    return LMHead(module.requires_grad_(False))
 
 
 class FunctionHead(LMHead):
     """A head that says whatever a function says."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], weight: Tensor) -> None:
+        # A finish, though of nothing: its logits are not the plain product.
         super().__init__(linear_head(weight).module, lambda logits: logits)
         self.function = function
 

@@ -14,6 +14,7 @@ from eagle_dropmatch.tree.walk import (
     longest_accepted_path,
     path_sums,
     paths,
+    reachable,
 )
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "path_sums",
     "paths",
     "position_ids",
+    "reachable",
     "tree_attention",
 ]

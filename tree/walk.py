@@ -28,12 +28,7 @@ def longest_accepted_path(tree: DraftTree, accept: Tensor) -> AcceptedPath:
     accept: [B, N] bool, may node i follow its parent?
     """
     jumps = jump_pointers(tree.parents, tree.valid, tree.max_depth)
-    is_root = torch.arange(tree.num_nodes, device=accept.device) == 0
-    # An accepted padding node does no harm: at depth 0 and -inf it loses to the root.
-    reached = accept | is_root
-    # After round s a node is reached if it and its nearest 2^(s+1) - 1 ancestors are accepted.
-    for jump in jumps:
-        reached = reached & reached.gather(1, jump)
+    reached = _reached(accept, jumps)
     depths = tree.depths.masked_fill(~reached, -1)
     deepest = depths == depths.amax(dim=1, keepdim=True)
     scores = tree.scores.masked_fill(~deepest, -torch.inf)
@@ -42,6 +37,24 @@ def longest_accepted_path(tree: DraftTree, accept: Tensor) -> AcceptedPath:
     best = winners.long().argmax(dim=1, keepdim=True)
     nodes = _paths_to(tree, best, jumps)[:, 0]
     return AcceptedPath(nodes, tree.depths.gather(1, best)[:, 0])
+
+
+def reachable(tree: DraftTree, accept: Tensor) -> Tensor:
+    """[B, N] bool: is the node accepted and every ancestor of it too? The root always is.
+
+    accept: [B, N] bool, may node i follow its parent? Padding holds nothing of use.
+    """
+    return _reached(accept, jump_pointers(tree.parents, tree.valid, tree.max_depth))
+
+
+def _reached(accept: Tensor, jumps: list[Tensor]) -> Tensor:
+    is_root = torch.arange(accept.shape[1], device=accept.device) == 0
+    # An accepted padding node does no harm: at depth 0 and -inf it loses to the root.
+    reached = accept | is_root
+    # After round s a node is reached if it and its nearest 2^(s+1) - 1 ancestors are accepted.
+    for jump in jumps:
+        reached = reached & reached.gather(1, jump)
+    return reached
 
 
 def path_sums(tree: DraftTree, values: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class Verdict(NamedTuple):
     strict: Tensor  # [B] int64, its draft tokens
     strict_bonus: Tensor  # [B] int64, what the target says after that path
     relaxed: Tensor  # [B, A] bool, path nodes that are not the target's choice at their parent
-    allowed: Tensor  # [B, N] bool, the rule's answer at every node, for traces
+    allowed: Tensor  # [B, N] bool, the rule's answer at every node that a path reaches
 
 
 class Acceptor(ABC):
@@ -111,10 +111,17 @@ class Acceptor(ABC):
     def accept(self, context: StepContext) -> Tensor:
         """Whether each node may be kept if its parent is: [B, N] bool (the root's is not read)."""
 
+    def accept_reachable(self, context: StepContext) -> Tensor:
+        """``accept``, where a node that no path of accepted nodes reaches may come out either way.
+
+        A rule whose verdicts are dear can leave out those that cannot matter.
+        """
+        return self.accept(context)
+
     def verify(self, context: StepContext) -> Verdict:
         """Walk the deepest path of accepted nodes; ties go to the draft's higher score."""
         tree, exact = context.tree, context.exact
-        allowed = self.accept(context) & (tree.parents >= 0)
+        allowed = self.accept_reachable(context) & (tree.parents >= 0)
         allowed &= exact | ~torch.isin(tree.tokens, context.stop_ids)
         path, accepted = longest_accepted_path(tree, allowed)
         strict_path, strict = path, accepted

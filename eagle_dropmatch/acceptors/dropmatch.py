@@ -16,9 +16,11 @@ from eagle_dropmatch.acceptors.divergence import js_divergence, js_from_draft
 from eagle_dropmatch.acceptors.heads import NOISES, head_choices, mask_uniforms, solve_p_drop
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.sampling import first_argmax, place_uniforms
+from eagle_dropmatch.tree import reachable
 
 #: The paper's dropout rate, and the most that ``auto`` ever chooses.
 PAPER_P_DROP = 0.3
+_ROWS_AT_ONCE = 256  # whole heads computed together
 
 
 class DropoutRule(Acceptor):
@@ -127,6 +129,7 @@ class Heads:
         uniforms = mask_uniforms(context.row_keys, rule.seed, context.step, shape, hidden.device)
         row, node = self.parents.row, self.parents.node
         self._uniforms = uniforms[row, node if rule.mask == "node" else torch.zeros_like(node)]
+        self._noise = NOISES[rule.noise]
         self.rates = context.state["p_drop"][row]
         if rule.adapt != "none":
             self.rates = self.rates * self._certainty()[:, None]
@@ -150,7 +153,7 @@ class Heads:
                 self.rates,
                 context.head,
                 context.logits.shape[-1],
-                NOISES[self._rule.noise],
+                self._noise,
             )
         else:
             none = parents.slot.new_zeros(0, self.rates.shape[1])  # trees of a root alone
@@ -169,21 +172,66 @@ class Heads:
         """
         heads, size = self.rates.shape[1], self._context.logits.shape[-1]
         at_once = max(1, max_elements // (heads * size))
-        noise = NOISES[self._rule.noise]
         for start in range(0, self.parents.count, at_once):
             part = slice(start, start + at_once)
-            noisy = noise(
-                self.parents.hidden[part, None],
-                self._uniforms[part],
-                self.rates[part, :, None],
-            )
-            logits = self._context.head(noisy)
+            logits = self._context.head(self._noisy(part))
             if self._context.before is not None:
                 before = self._context.before[self.parents.row[part], self.parents.node[part]]
                 before = before.repeat_interleave(heads, 0)
                 flat = self._context.sampler.penalise(logits.flatten(0, 1), before)
                 logits = flat.view_as(logits)
             yield logits, part
+
+    def _noisy(self, part: slice = slice(None)) -> Tensor:
+        """[m, K, D]: the head's inputs, disturbed, in the model's dtype."""
+        hidden = self.parents.hidden[part, None]
+        return self._noise(hidden, self._uniforms[part], self.rates[part, :, None])
+
+    def picks(self, also: Tensor | None = None, *, prune: bool = False) -> Tensor:
+        """Whether some head says each node at its parent: [B, N] bool.
+
+        Greedy, hardly any product over the vocabulary is needed. A head can only say a drafted
+        token that beats its siblings and the clean argmax, which takes their few rows of W. Where
+        one does, that one head is computed whole: first one for each node, then the rest of those
+        that are still open. So verdicts are those of all heads over all tokens, at the cost of
+        about one head for each accepted node. (A bound on the tail of all other tokens would do
+        without even these, but on the reference target it takes hundreds of candidates.)
+
+        Args:
+            also: [B, N] bool, nodes that are accepted for other reasons, and here without a look.
+            prune: refuse nodes that cannot be on an accepted path, without a look.
+        """
+        context, parents, tree = self._context, self.parents, self._context.tree
+        accepted = torch.zeros_like(tree.valid) if also is None else also.clone()
+        whole = not context.sampler.greedy or context.sampler.penalises
+        if whole or context.head.finish is not None or not parents.count:
+            said = parents.to_children(self.choices)
+            return accepted | (said == tree.tokens[..., None]).any(-1)
+        slot, noisy = parents.slot, self._noisy()
+        child = (tree.parents >= 0)[..., None]
+        values = context.head.at(noisy[slot], tree.tokens).masked_fill(~child, -torch.inf)
+        best = context.head.at(noisy, context.choice[parents.row, parents.node])
+        index = slot.flatten()[:, None].expand(-1, best.shape[1])
+        best = best.scatter_reduce(0, index, values.flatten(0, 1), "amax")[slot]
+        # Whole products are rounded to the model's dtype, and ties go to the lower id: what is this
+        # near may win there.
+        slack = 2 * torch.finfo(noisy.dtype).eps * best.abs().clamp(min=1.0)
+        still = (self.rates == 0)[slot]  # without dropout a head says what the target says
+        accepted |= context.exact & still.any(-1)
+        maybe = child & ~still & (values >= best - slack)
+        for last in (False, True):
+            waiting = maybe & ~accepted[..., None]
+            if prune:
+                waiting &= reachable(tree, accepted | maybe.any(-1))[..., None]
+            if not last:
+                waiting &= waiting.cumsum(-1) == 1
+            row, node, number = waiting.nonzero(as_tuple=True)
+            for part in torch.arange(len(row), device=row.device).split(_ROWS_AT_ONCE):
+                at = row[part], node[part]
+                hit = first_argmax(context.head(noisy[slot[at], number[part]])) == tree.tokens[at]
+                accepted[at[0][hit], at[1][hit]] = True
+            maybe &= ~waiting
+        return accepted
 
     def _say(self, logits: Tensor, part: slice) -> Tensor:
         sampler, context = self._context.sampler, self._context
@@ -212,8 +260,11 @@ class NaiveAcceptor(DropoutRule):
     name = "naive"
 
     def match(self, heads: Heads, context: StepContext) -> Tensor:
-        at_parent = heads.parents.to_children(heads.choices)
-        return (at_parent == context.tree.tokens[..., None]).any(-1)
+        return heads.picks()
+
+    def accept_reachable(self, context: StepContext) -> Tensor:
+        also = context.exact if self.include_clean else None
+        return Heads(self, context).picks(also, prune=True)
 
 
 class MajorityAcceptor(DropoutRule):

@@ -15,14 +15,20 @@ import torch
 from rule_scenes import FunctionHead, Scene, linear_head, random_scene
 from torch import Tensor
 
-from eagle_dropmatch.acceptors import NaiveAcceptor, PromptContext, StepContext, make_acceptor
+from eagle_dropmatch.acceptors import (
+    Acceptor,
+    NaiveAcceptor,
+    PromptContext,
+    StepContext,
+    make_acceptor,
+)
 from eagle_dropmatch.acceptors.dropmatch import Heads
 from eagle_dropmatch.acceptors.heads import mask_uniforms
 from eagle_dropmatch.decoder import GenerateOutput
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
 from eagle_dropmatch.loop import DecodingLoop, Limits
 from eagle_dropmatch.target import TargetModel
-from eagle_dropmatch.tree import DraftTree
+from eagle_dropmatch.tree import DraftTree, reachable
 
 COUNT = 32
 TREE = (24, 4, 6)
@@ -196,11 +202,13 @@ def test_the_bonus_and_the_record_come_from_the_clean_head() -> None:
     states = torch.zeros(1, 5, 4)
     logits = torch.nn.functional.one_hot(argmax, 10).float()
 
-    class Votes(NaiveAcceptor):
+    class Votes(Acceptor):
+        name = "votes"
+
         def accept(self, context: StepContext) -> Tensor:
             return torch.tensor([[False, True, False, True, True]])
 
-    rule = Votes(p_drop=0.1)
+    rule = Votes()
     drawn = Scene(tree, states, linear_head(torch.zeros(10, 4)))
     verdict = rule.verify(drawn.step(rule, logits=logits))
     assert verdict.path.tolist() == [[0, 1, 3, 4, -1]]
@@ -208,6 +216,53 @@ def test_the_bonus_and_the_record_come_from_the_clean_head() -> None:
     assert verdict.strict_path.tolist() == [[0, 1, -1, -1, -1]]
     assert (verdict.strict.item(), verdict.strict_bonus.item()) == (1, 7)
     assert verdict.relaxed.tolist() == [[False, False, True, False, False]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"mask": "step"}, {"noise": "gaussian"}])
+@pytest.mark.parametrize("p_drop", [0.1, 0.4, (0.0, 0.05, 0.3, 0.6)])
+def test_verdicts_are_those_of_all_heads_over_all_tokens(
+    p_drop: Any, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    relaxed = 0
+    for seed in range(6):
+        drawn = random_scene(batch=6, nodes=20, vocab=30, seed=seed)
+        # Tokens tie in pairs, so that their order matters also where nothing rounds.
+        weight = drawn.head.weight[::2].repeat_interleave(2, dim=0).to(dtype)
+        drawn = replace(drawn, hidden=drawn.hidden.to(dtype), head=linear_head(weight))
+        for clean in (False, True):
+            rule = NaiveAcceptor(K=4, p_drop=p_drop, include_clean=clean, seed=seed, **options)
+            step = drawn.step(rule)
+            child = drawn.tree.parents >= 0
+            heads = Heads(rule, step)
+            said = heads.parents.to_children(heads.choices)
+            whole = (said == drawn.tree.tokens[..., None]).any(-1)
+            whole = (whole | step.exact if clean else whole) & child
+            assert torch.equal(rule.accept(step) & child, whole)
+            assert torch.equal(
+                reachable(drawn.tree, rule.accept_reachable(step)), reachable(drawn.tree, whole)
+            )
+            relaxed += int((whole & ~step.exact).sum())
+    assert relaxed > 20
+
+
+def test_few_heads_are_computed_whole() -> None:
+    computed: list[int] = []
+
+    def head(states: Tensor) -> Tensor:
+        computed.append(states[..., 0].numel())
+        return states @ weight.T
+
+    drawn = random_scene(batch=1, nodes=40, vocab=200, size=64, padded=False)
+    weight = drawn.head.weight
+    rule = NaiveAcceptor(K=5, p_drop=0.1)
+    counting = FunctionHead(head, weight)
+    counting.finish = None
+    logits = drawn.logits
+    step = replace(drawn, head=counting).step(rule, logits=logits)
+    verdict = rule.verify(step)
+    assert sum(computed) <= 5 * (1 + int(verdict.accepted))
+    assert sum(computed) < step.parents.count
 
 
 @pytest.fixture(scope="module")
@@ -277,9 +332,9 @@ def test_the_loop_tells_a_rule_its_step_and_names_its_rows_whoever_has_left(
     class Watching(NaiveAcceptor):
         seen: list[tuple[int, list[int]]]
 
-        def accept(self, context: StepContext) -> Tensor:
+        def verify(self, context: StepContext) -> Any:
             self.seen.append((context.step, list(context.row_keys)))
-            return super().accept(context)
+            return super().verify(context)
 
     rule = Watching(p_drop=0.0)
     rule.seen = []
