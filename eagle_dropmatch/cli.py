@@ -134,12 +134,10 @@ def share(text: str) -> float:
 
 
 def temperature(text: str) -> float:
-    """Zero: decoding is greedy."""
+    """A finite number of at least 0, which is greedy."""
     value = _number(text)
-    if value != 0.0:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: only 0 (greedy) is possible, sampling is not implemented"
-        )
+    if value is None or not 0.0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a temperature: expected 0 or more")
     return value
 
 

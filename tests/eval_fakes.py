@@ -17,6 +17,7 @@ import torch
 from eagle_dropmatch.drafts.base import TreeShape
 from eagle_dropmatch.evals.arms import ArmSpec, Turn
 from eagle_dropmatch.evals.base import Question
+from eagle_dropmatch.evals.quality import TurnQuality
 from eagle_dropmatch.stats import GenerationStats, RowStats
 
 BOS, EOS, PAD = 1, 2, 3
@@ -104,6 +105,12 @@ def make_questions(count: int) -> list[Question]:
     return [Question(100 + i, "writing", (f"첫 질문 {i}", f"follow-up {i}")) for i in range(count)]
 
 
+def fake_judge(prompt_ids, output_ids) -> TurnQuality:
+    """A nat a token, and the answer's third token strays."""
+    strays = ((2, 0.25, 3),) if len(output_ids) > 2 else ()
+    return TurnQuality(-1.0 * len(output_ids), strays)
+
+
 class SilentProgress:
     def __init__(self) -> None:
         self.warmed: list[str] = []
@@ -157,9 +164,11 @@ class FakeDecoder:
         return_dict_in_generate,
         seed,
         draft,
+        **sampling,
     ):
         assert return_dict_in_generate
         assert repetition_penalty == 1.0
+        self.sampling = sampling
         if self.interrupt_at is not None and len(self.calls) >= self.interrupt_at:
             raise KeyboardInterrupt
         self.calls.append((self.acceptor, draft, seed))

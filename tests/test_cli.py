@@ -51,7 +51,7 @@ BAD = [
     ("--trees 24/5/6 24/5/6", "--trees: the same tree twice"),
     ("--trees 24/5/6 --depth 3", "under exact acceptance and goes without --depth"),
     ("--trees 24/5/6 --acceptor naive", "goes without --acceptor naive"),
-    ("--acceptor magic", "--acceptor magic: unknown; there are exact, naive"),
+    ("--acceptor magic", "unknown acceptor 'magic': expected one of exact, sampling, naive,"),
     ("--acceptor naive --p-drop 1.5", "argument --p-drop: '1.5' is neither a number in [0, 1)"),
     ("--acceptor naive --p-drop 1", "argument --p-drop: '1' is neither"),
     ("--acceptor naive --p-drop -0.1", "argument --p-drop: '-0.1' is neither"),
@@ -72,8 +72,15 @@ BAD = [
     ("--top-k 0", "argument --top-k: '0' is not an integer of at least 1"),
     ("--chain --top-k 4", "--chain drafts with top-k 1"),
     ("--chain --tree", "not allowed with argument"),
-    ("--temperature 0.7", "'0.7': only 0 (greedy) is possible, sampling is not implemented"),
-    ("--temperature -1", "'-1': only 0 (greedy) is possible"),
+    ("--temperature -1", "'-1' is not a temperature: expected 0 or more"),
+    ("--temperature inf", "'inf' is not a temperature"),
+    ("--sampling-top-p 0.9", "--sampling-top-p without --temperature"),
+    ("--sampling-top-k 5", "--sampling-top-k without --temperature"),
+    ("--temperature 1 --sampling-top-p 0", "'0' is not a number in (0, 1]"),
+    ("--acceptor naive naive", "--acceptor naive naive: the same rule twice"),
+    ("--acceptor margin(kappa=-1)", "kappa is -1: expected a number in [0, inf]"),
+    ("--acceptor margin(kapa=1)", "acceptor 'margin' has no option kapa: it takes kappa"),
+    ("--acceptor margin --heads 3", "--heads: no rule of --acceptor margin takes that as a flag"),
     ("--limit 0", "argument --limit: '0' is neither a number of at least 1 nor all"),
     ("--limit some", "argument --limit: 'some' is neither"),
     ("--question-begin 5 --question-end 5", "--question-begin 5 is not below --question-end 5"),
@@ -215,11 +222,14 @@ def test_exact_always_runs_beside_a_lossy_rule():
     assert "exact" in chosen.notes[0]
     assert options("--acceptor", "naive").arms == ("plain", "hf", "exact", "naive")
     assert options("--arms", "exact", "plain").arms == ("plain", "exact")
+    several = options("--acceptor", "naive", "top_k(k=3)", "--arms", "naive", "top_k(k=3)")
+    assert several.arms == ("exact", "naive", "top_k(k=3)")
+    assert "naive, top_k(k=3)" in several.notes[0]
     assert options().notes == ()
 
 
 def test_one_seed_or_several():
-    assert options("--acceptor", "naive").seeds == (0,)
+    assert options("--acceptor", "naive").seeds == ()  # the rule's own
     assert options("--acceptor", "naive", "--seed", "4").seeds == (4,)
     assert options("--acceptor", "naive", "--seeds", "0", "1", "2").seeds == (0, 1, 2)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
+import math
 from typing import Any
 
 from eagle_dropmatch.acceptors.base import Acceptor, PromptContext, StepContext, Verdict
@@ -142,7 +144,35 @@ def describe(rule: Acceptor) -> dict[str, Any]:
     rules = getattr(rule, "rules", None)
     if rules is not None:
         found["rules"] = [{"rule": each.name, **describe(each)} for each in rules]
-    return found
+    # JSON has no infinities.
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in found.items()
+    }
+
+
+def parts(rule: Acceptor) -> list[Acceptor]:
+    """A rule and the rules that it is made of."""
+    inner: tuple[Acceptor, ...] = getattr(rule, "rules", ())
+    return [rule, *(each for part in inner for each in parts(part))]
+
+
+def seed_of(rule: Acceptor) -> int | None:
+    """The seed of the first part of a rule that has one; None where nothing is random."""
+    return next((vars(part)["seed"] for part in parts(rule) if _has_seed(part)), None)
+
+
+def with_seed(rule: Acceptor, seed: int) -> Acceptor:
+    """A copy of the rule whose random parts draw under this seed."""
+    rule = copy.deepcopy(rule)
+    for part in parts(rule):
+        if _has_seed(part):
+            vars(part)["seed"] = seed
+    return rule
+
+
+def _has_seed(rule: Acceptor) -> bool:
+    return "seed" in option_names(type(rule))
 
 
 __all__ = [
@@ -157,4 +187,7 @@ __all__ = [
     "describe",
     "make_acceptor",
     "option_names",
+    "parts",
+    "seed_of",
+    "with_seed",
 ]

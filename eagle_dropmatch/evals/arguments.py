@@ -91,17 +91,23 @@ def _add_tree(group: argparse._ArgumentGroup) -> None:
 def _add_rule(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--acceptor",
-        default=EXACT,
+        nargs="+",
+        default=[EXACT],
         metavar="RULE",
-        help="exact (lossless, the default) or naive (DropMatch: a token is accepted if one of K "
-        "dropout heads would choose it; lossy). A lossy rule always runs beside exact",
+        help="exact (lossless, the default), or one or more lossy rules, which always run beside "
+        "exact: naive (DropMatch: a token is accepted if one of K dropout heads would choose it), "
+        "or any other of the README's table, with options as in 'margin(kappa=0.5)' or "
+        "'any_of(naive(K=3), top_k)'",
     )
-    group.add_argument("--heads", type=cli.integer(1), metavar="K", help="dropout heads")
+    group.add_argument(
+        "--heads", type=cli.integer(1), metavar="K", help="dropout heads of rules that have them"
+    )
     group.add_argument(
         "--p-drop",
         type=cli.drop_probability,
         metavar="P",
-        help="dropout probability in [0, 1), or auto: solved on the prompt for --head-agreement",
+        help="their dropout probability in [0, 1), or auto: solved on the prompt for "
+        "--head-agreement",
     )
     group.add_argument(
         "--head-agreement",
@@ -128,14 +134,15 @@ def _add_rule(group: argparse._ArgumentGroup) -> None:
         type=cli.integer(0),
         nargs="+",
         metavar="SEED",
-        help="mask seeds: one lossy arm for each, pooled in the table (default 0)",
+        help="seeds of a rule's own random numbers: one arm for each, pooled in the table (default "
+        "0)",
     )
     group.add_argument(
         "--arms",
         nargs="+",
         metavar="ARM",
-        help="which of plain (our loop without drafts), hf (transformers' generate), exact and the "
-        "--acceptor to run (default: all)",
+        help="which of plain (our loop without drafts), hf (transformers' generate), exact and "
+        "the rules of --acceptor to run (default: all)",
     )
 
 
@@ -167,7 +174,23 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
         help=f"longest answer of a turn, in tokens (default {MAX_NEW_TOKENS})",
     )
     group.add_argument(
-        "--temperature", type=cli.temperature, default=0.0, metavar="T", help="0: greedy"
+        "--temperature",
+        type=cli.temperature,
+        default=0.0,
+        metavar="T",
+        help="0: greedy, the default; above it all arms sample",
+    )
+    group.add_argument(
+        "--sampling-top-k",
+        type=cli.integer(0),
+        metavar="K",
+        help="with a temperature: sample from the K likeliest tokens (default 0: from all)",
+    )
+    group.add_argument(
+        "--sampling-top-p",
+        type=cli.share,
+        metavar="P",
+        help="with a temperature: from the likeliest that hold P together (default 1)",
     )
     group.add_argument("--system-prompt", metavar="TEXT", help="put before every conversation")
     group.add_argument(

@@ -3,18 +3,22 @@
 plain   our own loop with an empty tree: what drafting has to beat
 hf      ``generate`` of transformers on the same model object
 exact   EAGLE-3 trees, accepted only where the target agrees
-naive   EAGLE-3 trees under a lossy rule (any acceptor of the registry)
+naive   EAGLE-3 trees under a lossy rule (any acceptor, by its name or expression)
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from ..stats import GenerationStats, RowStats
 from .chat import cut
+
+if TYPE_CHECKING:  # torch comes with it, and bad arguments are refused without torch
+    from ..acceptors import Acceptor
 
 T = TypeVar("T")
 
@@ -62,35 +66,58 @@ class Arm(Protocol):
 
 
 def plan_arms(
-    acceptor: str,
     chosen: Sequence[str],
+    rules: Mapping[str, Acceptor],
     seeds: Sequence[int],
     trees: Sequence[tuple[int, int, int]] = (),
-) -> list[ArmSpec]:
-    """The specs of the ``chosen`` arms, in the table's order.
+) -> list[tuple[ArmSpec, Acceptor | None]]:
+    """The ``chosen`` arms in the table's order, each with its rule; None where nobody is judged.
 
-    A rule other than exact gets one arm for each of ``seeds``; its answers differ from the
-    target's, and with them the number of tokens and the time. With ``trees`` there is an exact arm
-    for each of them instead of one.
+    A random rule gets one arm for each of ``seeds``, or one with its own seed where there are none.
+    With ``trees`` there is an exact arm for each of them instead of one.
+
+    Args:
+        rules: by the text that they were given as, which names them.
     """
-    specs = []
+    from ..acceptors import ExactAcceptor, seed_of, with_seed
+
+    exact = ExactAcceptor()
+    arms: list[tuple[ArmSpec, Acceptor | None]] = []
     if PLAIN in chosen:
-        specs.append(ArmSpec(PLAIN, PLAIN, "plain (our loop)", NO_DRAFTING, False, None))
+        spec = ArmSpec(PLAIN, PLAIN, "plain (our loop)", NO_DRAFTING, False, None)
+        arms.append((spec, exact))
     if HF in chosen:
-        specs.append(ArmSpec(HF, HF, "transformers' generate", NO_DRAFTING, False, None))
-    if trees:
-        for shape in trees:
-            name = "-".join(map(str, (EXACT, *shape)))
-            label = f"EAGLE-3 {'/'.join(map(str, shape))}"
-            specs.append(ArmSpec(name, name, label, EXACT, False, None, shape))
-    elif EXACT in chosen:
-        specs.append(ArmSpec(EXACT, EXACT, "EAGLE-3 exact", EXACT, False, None))
-    if acceptor != EXACT and acceptor in chosen:
-        for seed in seeds:
-            name = acceptor if len(seeds) == 1 else f"{acceptor}-seed{seed}"
-            label = f"EAGLE-3 + {acceptor}"
-            specs.append(ArmSpec(name, acceptor, label, acceptor, True, seed))
-    return specs
+        spec = ArmSpec(HF, HF, "transformers'\ngenerate", NO_DRAFTING, False, None)
+        arms.append((spec, None))
+    for shape in trees:
+        name = "-".join(map(str, (EXACT, *shape)))
+        label = f"EAGLE-3 {'/'.join(map(str, shape))}"
+        arms.append((ArmSpec(name, name, label, EXACT, False, None, shape), exact))
+    if EXACT in chosen and not trees:
+        arms.append((ArmSpec(EXACT, EXACT, "EAGLE-3 exact", EXACT, False, None), exact))
+    for text, rule in rules.items():
+        if text not in chosen:
+            continue
+        own = seed_of(rule)
+        drawn = [None] if own is None else list(seeds) or [own]
+        for seed in drawn:
+            name = file_name(text, [spec.name for spec, _ in arms])
+            if len(drawn) > 1:
+                name = f"{file_name(text, [])}-seed{seed}"
+            label = f"EAGLE-3 + {text}" if len(text) <= SHORT else f"+ {text}"
+            spec = ArmSpec(name, text, label, text, not rule.lossless, seed)
+            arms.append((spec, rule if seed is None else with_seed(rule, seed)))
+    return arms
+
+
+SHORT = 14
+"""Rules of up to so many characters are written out in the table's first column."""
+
+
+def file_name(text: str, taken: Sequence[str]) -> str:
+    """A rule as a part of a file's name, unlike those that are taken."""
+    name = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
+    return name if name not in taken else f"{name}-{len(taken)}"
 
 
 @dataclass(frozen=True)
@@ -102,6 +129,8 @@ class DecoderArm:
     """A :class:`~eagle_dropmatch.decoder.SpeculativeDecoder`; several arms share one."""
     acceptor: Any
     stop_ids: Sequence[int]
+    sampling: Mapping[str, Any]
+    """Settings of generate beyond greedy decoding."""
 
     def answer(self, prompt_ids: Sequence[int], *, max_new_tokens: int, seed: int) -> Turn:
         import torch
@@ -124,6 +153,7 @@ class DecoderArm:
                 return_dict_in_generate=True,
                 seed=seed,
                 draft=self.spec.acceptance != NO_DRAFTING,
+                **self.sampling,
             ),
             device,
         )
@@ -147,6 +177,7 @@ class TransformersArm:
     model: Any
     stop_ids: Sequence[int]
     pad_token_id: int
+    sampling: Mapping[str, Any]
 
     def answer(self, prompt_ids: Sequence[int], *, max_new_tokens: int, seed: int) -> Turn:
         import torch
@@ -156,23 +187,28 @@ class TransformersArm:
         # Neutral values by name: what is left unset is filled in from the model's own config, and
         # a repetition penalty from there would make this another decoder than ours.
         config = GenerationConfig(
-            do_sample=False,
+            **{
+                "do_sample": False,
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "top_k": 50,
+                **self.sampling,
+            },
             num_beams=1,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=50,
             repetition_penalty=1.0,
             no_repeat_ngram_size=0,
             max_new_tokens=max_new_tokens,
             eos_token_id=list(self.stop_ids) or None,
             pad_token_id=self.pad_token_id,
         )
-        output, wall = timed(
-            lambda: self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), generation_config=config
-            ),
-            self.model.device,
-        )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            output, wall = timed(
+                lambda: self.model.generate(
+                    ids, attention_mask=torch.ones_like(ids), generation_config=config
+                ),
+                self.model.device,
+            )
         kept = cut(output[0, len(prompt_ids) :].tolist(), self.stop_ids, max_new_tokens)
         return Turn(kept, wall, plain_row(kept, len(prompt_ids), self.stop_ids), None, None)
 
@@ -193,25 +229,21 @@ def plain_row(output_ids: Sequence[int], prompt_tokens: int, stop_ids: Sequence[
 
 
 def build_arms(
-    specs: Sequence[ArmSpec],
+    planned: Sequence[tuple[ArmSpec, Acceptor | None]],
     decoder: Any,
-    acceptors: Mapping[str, Any],
     stop_ids: Sequence[int],
+    sampling: Mapping[str, Any],
 ) -> list[Arm]:
-    """The arms themselves, all on the models of one ``decoder``, so in one process and memory.
-
-    ``acceptors``: by the name of the arm. Drafting nothing is judged by the exact rule.
-    """
+    """The arms themselves, all on the models of one ``decoder``, so in one process and memory."""
     pad = decoder.tokenizer.pad_token_id
     if pad is None:
         pad = stop_ids[0] if stop_ids else 0
-    arms: list[Arm] = []
-    for spec in specs:
-        if spec.name == HF:
-            arms.append(TransformersArm(spec, decoder.target.model, stop_ids, pad))
-        else:
-            arms.append(DecoderArm(spec, decoder, acceptors[spec.name], stop_ids))
-    return arms
+    return [
+        TransformersArm(spec, decoder.target.model, stop_ids, pad, sampling)
+        if rule is None
+        else DecoderArm(spec, decoder, rule, stop_ids, sampling)
+        for spec, rule in planned
+    ]
 
 
 def timed(work: Callable[[], T], device: Any) -> tuple[T, float]:

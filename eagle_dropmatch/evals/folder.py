@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from ..errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "run.json"
 TABLES = ("table.md", "table.json")
 

@@ -8,39 +8,53 @@ folder.
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import cli
 from ..assets import REFERENCE_TARGET_HUB_ID
 from ..errors import UserError
 from ..settings import stop_token_ids
-from .arms import EXACT, HF, PLAIN, ArmSpec, build_arms, plan_arms
+from .arms import EXACT, NO_DRAFTING, ArmSpec, build_arms, plan_arms
 from .base import Benchmark, Question, select
 from .chat import ChatSettings, render
 from .checkpoints import check_models, describe_source
 from .folder import RunFolder, default_folder
-from .options import EvalOptions
+from .options import RULE_FLAGS, EvalOptions
 from .progress import RunProgress
 from .provenance import device_name, header_lines, run_arguments, session
+from .quality import judge_turn
 from .runner import RunSettings, run, stored_results
-from .summary import summarise
+from .summary import Summary, summarise
 from .table import as_json, markdown, terminal_text
+
+if TYPE_CHECKING:
+    from ..acceptors import Acceptor
+
+    Planned = Sequence[tuple[ArmSpec, Acceptor | None]]
 
 DEFAULT_ROOT = Path("runs")
 
 Loader = Callable[[EvalOptions], Any]
 """Loads the decoder; tests put a small one in its place."""
+After = Callable[[Summary, Path], None]
 
 
 def evaluate(
-    benchmark: Benchmark, options: EvalOptions, argv: Sequence[str], load: Loader | None = None
+    benchmark: Benchmark,
+    options: EvalOptions,
+    argv: Sequence[str],
+    load: Loader | None = None,
+    after: After | None = None,
 ) -> int:
-    """Run or go on with an evaluation; returns the exit code."""
+    """Run or go on with an evaluation; returns the exit code.
+
+    ``after`` gets the summary and the run's folder once the table is written, to add figures.
+    """
     for note in options.notes:
         _say(note)
     if importlib.util.find_spec("scipy") is None:
@@ -48,15 +62,15 @@ def evaluate(
     everything = benchmark.load(options.questions)
     questions = select(everything, limit=options.limit, begin=options.begin, end=options.end)
     check_models(options.target, options.draft)
-    specs = plan_arms(options.acceptor, options.arms, options.seeds, options.trees)
-    acceptors = _make_acceptors(specs, options)
+    planned = plan_arms(options.arms, make_rules(options), options.seeds, options.trees)
+    specs = [spec for spec, _ in planned]
     arguments = run_arguments(benchmark.name, options, questions)
     path = options.output_dir or default_folder(DEFAULT_ROOT, benchmark.name, arguments)
     with RunFolder(path) as folder:
         earlier = folder.open(arguments, overwrite=options.overwrite)
         if earlier and (header := RunFolder.read_header(path)) and header["finished"]:
             _say(f"{path} holds this run, finished; its table again (--overwrite measures afresh)")
-            return _conclude(folder, specs, header)
+            return _conclude(folder, specs, header, after)
         _say(_opening(folder, specs, questions, earlier))
         decoder = (load or load_decoder)(options)
         fit_tree(decoder, options)
@@ -68,13 +82,13 @@ def evaluate(
             benchmark,
             questions,
             options,
-            specs,
-            acceptors,
+            planned,
             decoder,
             folder,
             arguments,
             description,
             argv,
+            after,
         )
 
 
@@ -123,50 +137,60 @@ def fit_tree(decoder: Any, options: EvalOptions) -> None:
     decoder.tree = replace(tree, total_token=min(wanted, most))
 
 
-def _make_acceptors(specs: Sequence[ArmSpec], options: EvalOptions) -> dict[str, Any]:
-    """One acceptor an arm: unknown names and wrong options are refused here, without a model."""
-    from ..acceptors import ACCEPTORS, make_acceptor
+def make_rules(options: EvalOptions) -> dict[str, Acceptor]:
+    """The rules beside exact, by the text they were given as; refused here, without a model.
 
-    if options.acceptor not in ACCEPTORS:
+    Options given as flags go to every rule given by its name alone that takes them.
+    """
+    from ..acceptors import ACCEPTORS, make_acceptor, option_names
+
+    rules: dict[str, Acceptor] = {}
+    taken: set[str] = set()
+    for text in options.acceptors:
+        known = option_names(ACCEPTORS[text]) if text in ACCEPTORS else []
+        mine = {k: v for k, v in options.acceptor_options.items() if k in known}
+        taken.update(mine)
+        rule = make_acceptor(text, **mine)
+        if text != EXACT:
+            rules[text] = rule
+    left = [
+        flag for flag, name in RULE_FLAGS.items() if name in set(options.acceptor_options) - taken
+    ]
+    if left:
+        names = ", ".join(f"--{flag.replace('_', '-')}" for flag in left)
         raise UserError(
-            f"--acceptor {options.acceptor}: unknown; there are {', '.join(sorted(ACCEPTORS))}"
+            f"{names}: no rule of --acceptor {' '.join(options.acceptors)} takes that as a flag; "
+            "write options into the rule, as in 'naive(K=3)'"
         )
-    acceptors = {}
-    for spec in specs:
-        if spec.name == PLAIN or spec.acceptance == EXACT:
-            acceptors[spec.name] = make_acceptor(EXACT)
-        elif spec.name != HF:
-            given = dict(options.acceptor_options)
-            if "seed" in inspect.signature(ACCEPTORS[spec.acceptance]).parameters:
-                given["seed"] = spec.seed
-            acceptors[spec.name] = make_acceptor(spec.acceptance, **given)
-    return acceptors
+    return rules
 
 
 def _measure(
     benchmark: Benchmark,
     questions: Sequence[Question],
     options: EvalOptions,
-    specs: Sequence[ArmSpec],
-    acceptors: Mapping[str, Any],
+    planned: Planned,
     decoder: Any,
     folder: RunFolder,
     arguments: Mapping[str, Any],
     description: Mapping[str, Any],
     argv: Sequence[str],
+    after: After | None,
 ) -> int:
     tokenizer = decoder.tokenizer
     chat = ChatSettings(options.system_prompt, options.thinking)
     first = render(tokenizer, benchmark.prompt(questions[0], 0, []), chat)
     stop_ids = stop_token_ids(decoder.target.model.generation_config, tokenizer)
-    resolved = _resolved(decoder, options, specs, acceptors, stop_ids)
+    specs = [spec for spec, _ in planned]
+    resolved = _resolved(decoder, options, planned, stop_ids)
     folder.start(
         arguments,
         resolved,
         {**description, "first_prompt": first.text, "first_prompt_ids": first.ids[:8]},
         session(argv),
     )
-    arms = build_arms(specs, decoder, acceptors, stop_ids)
+    arms = build_arms(planned, decoder, stop_ids, options.sampling)
+    judge = partial(judge_turn, decoder.target.model)
     settings = RunSettings(
         max_new_tokens=options.max_new_tokens,
         model_id=str(resolved["target"]["name"]),
@@ -176,7 +200,7 @@ def _measure(
     )
     progress = RunProgress(len(questions), [spec.name for spec in specs])
     try:
-        run(benchmark, questions, arms, tokenizer, settings, folder, progress)
+        run(benchmark, questions, arms, tokenizer, settings, folder, progress, judge)
     except KeyboardInterrupt:
         progress.close()
         _say(f"\ninterrupted; {folder.path} keeps all answers so far. To go on: {_again(options)}")
@@ -184,7 +208,7 @@ def _measure(
     progress.close()
     header = RunFolder.read_header(folder.path)
     assert header is not None, "start() has written it"
-    code = _conclude(folder, specs, header)
+    code = _conclude(folder, specs, header, after)
     # Only now: a run whose table could not be made shall make it when it is started again.
     folder.finish()
     return code
@@ -193,12 +217,13 @@ def _measure(
 def _resolved(
     decoder: Any,
     options: EvalOptions,
-    specs: Sequence[ArmSpec],
-    acceptors: Mapping[str, Any],
+    planned: Planned,
     stop_ids: Sequence[int],
 ) -> dict[str, Any]:
     """What became known with the models; sessions of one run must agree on all of it."""
     import torch
+
+    from ..acceptors import describe
 
     model = decoder.target.model
     tree = decoder.tree
@@ -215,7 +240,9 @@ def _resolved(
         },
         "tree": {"total_token": tree.total_token, "depth": tree.depth, "top_k": tree.top_k},
         "acceptors": {
-            spec.name: _described(acceptors[spec.name]) for spec in specs if spec.name in acceptors
+            spec.name: describe(rule)
+            for spec, rule in planned
+            if rule is not None and spec.acceptance not in (NO_DRAFTING, EXACT)
         },
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": device_name(model.device),
@@ -237,20 +264,18 @@ def _draft_source(options: EvalOptions) -> str | Path:
     return options.draft if options.draft is not None else reference_draft()
 
 
-def _described(acceptor: Any) -> dict[str, Any]:
-    """A rule's options with their values, also those that nobody gave."""
-    names = inspect.signature(type(acceptor)).parameters
-    return {name: value for name, value in vars(acceptor).items() if name in names}
-
-
-def _conclude(folder: RunFolder, specs: Sequence[ArmSpec], header: Mapping[str, Any]) -> int:
+def _conclude(
+    folder: RunFolder, specs: Sequence[ArmSpec], header: Mapping[str, Any], after: After | None
+) -> int:
     """Write and print the table from what the folder holds."""
     results = stored_results(folder, [spec.name for spec in specs])
-    summary = summarise(specs, results)
+    summary = summarise(specs, results, sampled=bool(header["arguments"]["sampling"]))
     lines = header_lines(header)
     folder.write_text("table.md", markdown(summary, lines))
     folder.write_text("table.json", as_json(summary, lines))
     print(terminal_text(summary, lines), end="")
+    if after is not None:
+        after(summary, folder.path)
     _say(f"answers, header and table: {folder.path}")
     return 0
 

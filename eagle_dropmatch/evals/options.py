@@ -38,12 +38,16 @@ class EvalOptions:
     depth: int | None
     top_k: int | None
     trees: tuple[tuple[int, int, int], ...]
-    acceptor: str
+    acceptors: tuple[str, ...]
+    """Rules as they were given, names or expressions."""
     acceptor_options: Mapping[str, Any]
+    """Options given as flags, by their names in the rules."""
     seeds: tuple[int, ...]
+    """Empty: each rule's own."""
     arms: tuple[str, ...]
     max_new_tokens: int
-    temperature: float
+    sampling: Mapping[str, Any]
+    """Settings of generate for a temperature above 0; empty: greedy."""
     system_prompt: str | None
     thinking: bool | None
     questions: Path | None
@@ -79,7 +83,10 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
     if args.overwrite and args.output_dir is None:
         raise UserError("--overwrite needs the --output-dir whose run it shall delete")
     sample = None if (begin, end) != (None, None) else SAMPLE
-    arms, notes = _arms(args.arms, args.acceptor)
+    acceptors = tuple(args.acceptor)
+    if len(set(acceptors)) != len(acceptors):
+        raise UserError(f"--acceptor {' '.join(acceptors)}: the same rule twice")
+    arms, notes = _arms(args.arms, [rule for rule in acceptors if rule != EXACT])
     return EvalOptions(
         target=args.target,
         draft=args.draft,
@@ -89,12 +96,12 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         threads=args.threads,
         **_tree(args),
         trees=_trees(args),
-        acceptor=args.acceptor,
+        acceptors=acceptors,
         acceptor_options=_acceptor_options(args),
         seeds=_seeds(args),
         arms=arms,
         max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
+        sampling=_sampling(args),
         system_prompt=args.system_prompt,
         thinking=None if args.thinking is None else args.thinking == "on",
         questions=args.questions,
@@ -124,8 +131,8 @@ def _trees(args: argparse.Namespace) -> tuple[tuple[int, int, int], ...]:
     trees = tuple(args.trees or ())
     single = ("chain", "total_token", "depth", "top_k")
     given = [f"--{name.replace('_', '-')}" for name in single if getattr(args, name)]
-    if trees and (given or args.acceptor != EXACT):
-        also = ", ".join(given) or f"--acceptor {args.acceptor}"
+    if trees and (given or args.acceptor != [EXACT]):
+        also = ", ".join(given) or f"--acceptor {' '.join(args.acceptor)}"
         raise UserError(f"--trees compares trees under exact acceptance and goes without {also}")
     if len(set(trees)) != len(trees):
         raise UserError("--trees: the same tree twice")
@@ -134,7 +141,7 @@ def _trees(args: argparse.Namespace) -> tuple[tuple[int, int, int], ...]:
 
 def _acceptor_options(args: argparse.Namespace) -> dict[str, Any]:
     given = {flag: getattr(args, flag) for flag in RULE_FLAGS if getattr(args, flag) is not None}
-    if args.acceptor == EXACT and (given or args.seeds):
+    if args.acceptor == [EXACT] and (given or args.seeds):
         names = ", ".join(f"--{flag.replace('_', '-')}" for flag in [*given, *_seed_flag(args)])
         raise UserError(f"{names}: the exact acceptor has no such option; add --acceptor naive")
     if args.head_agreement is not None and args.p_drop not in (None, "auto"):
@@ -149,27 +156,49 @@ def _seed_flag(args: argparse.Namespace) -> list[str]:
     return ["seeds"] if args.seeds else []
 
 
+def _sampling(args: argparse.Namespace) -> dict[str, Any]:
+    if args.temperature == 0:
+        for name in ("sampling_top_k", "sampling_top_p"):
+            if getattr(args, name) is not None:
+                raise UserError(
+                    f"--{name.replace('_', '-')} without --temperature: greedy decoding samples "
+                    "nothing"
+                )
+        return {}
+    return {
+        "do_sample": True,
+        "temperature": args.temperature,
+        "top_k": args.sampling_top_k or 0,
+        "top_p": 1.0 if args.sampling_top_p is None else args.sampling_top_p,
+    }
+
+
 def _seeds(args: argparse.Namespace) -> tuple[int, ...]:
-    seeds = tuple(args.seeds or (0,))
+    seeds = tuple(args.seeds or ())
     if len(set(seeds)) != len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))}: the same seed twice")
     return seeds
 
 
-def _arms(chosen: Sequence[str] | None, acceptor: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The arms in order, and notes. exact joins every lossy rule, which is judged against it."""
-    known = [PLAIN, HF, EXACT, *([] if acceptor == EXACT else [acceptor])]
+def _arms(
+    chosen: Sequence[str] | None, rules: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The arms in order, and notes. exact joins every other rule, which is judged against it."""
+    known = [PLAIN, HF, EXACT, *rules]
     if chosen is None:
         return tuple(known), ()
     unknown = [arm for arm in chosen if arm not in known]
     if unknown:
         raise UserError(
-            f"--arms {' '.join(unknown)}: with --acceptor {acceptor} there are {', '.join(known)}"
+            f"--arms {' '.join(unknown)}: with --acceptor {' '.join(rules) or EXACT} there are "
+            f"{', '.join(known)}"
         )
     arms = [arm for arm in known if arm in chosen]
-    if acceptor != EXACT and acceptor not in arms:
-        raise UserError(f"--arms leaves out {acceptor}, which --acceptor asks for")
-    if acceptor in arms and EXACT not in arms:
-        arms.insert(arms.index(acceptor), EXACT)
-        return tuple(arms), (f"the exact arm runs as well: {acceptor} is judged against it",)
+    left_out = [rule for rule in rules if rule not in arms]
+    if left_out:
+        raise UserError(f"--arms leaves out {', '.join(left_out)}, which --acceptor asks for")
+    if rules and EXACT not in arms:
+        arms.insert(arms.index(rules[0]), EXACT)
+        told = f"the exact arm runs as well: {', '.join(rules)} is judged against it"
+        return tuple(arms), (told,)
     return tuple(arms), ()

@@ -40,12 +40,12 @@ def run_arguments(
             "top_k": options.top_k,
         },
         "trees": options.trees,
-        "acceptor": options.acceptor,
+        "acceptors": options.acceptors,
         "acceptor_options": dict(options.acceptor_options),
         "seeds": options.seeds,
         "arms": options.arms,
         "max_new_tokens": options.max_new_tokens,
-        "temperature": options.temperature,
+        "sampling": dict(options.sampling),
         "system_prompt_sha256": _text_hash(options.system_prompt),
         "enable_thinking": options.thinking,
         "question_ids": [question.question_id for question in questions],
@@ -109,14 +109,15 @@ def header_lines(header: Mapping[str, Any]) -> list[str]:
         f"{arguments['benchmark']}: {len(ids)} of {header['benchmark_questions']} questions"
         f"{listed}, {header['turns']} turns, at most {arguments['max_new_tokens']} new tokens "
         "a turn",
-        "greedy, batch 1, PyTorch loop, all arms in one process and in turn, "
+        f"{_sampling(arguments['sampling'])}, batch 1, PyTorch loop, all arms in one process and "
+        "in turn, "
         f"{arguments['warmup']} untimed answer(s) each before",
         f"target {resolved['target']['name']}; draft {resolved['draft']['name']}",
         f"{resolved['dtype']} on {resolved['device']}, {resolved['threads']} threads, attention "
         f"{resolved['attention']}, torch {arguments['versions']['torch']}, transformers "
         f"{arguments['versions']['transformers']}",
         _tree(tree, arguments["trees"]),
-        *_rules(arguments["acceptor"], resolved["acceptors"]),
+        *_rules(resolved["acceptors"]),
     ]
 
 
@@ -129,16 +130,38 @@ def _tree(tree: Mapping[str, int], several: Sequence[Sequence[int]]) -> str:
     )
 
 
-def _rules(acceptor: str, described: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The lossy rule and its options: the same for all of its arms but for the mask seeds."""
-    arms = [options for options in described.values() if options]
-    if not arms:
-        return []
-    seeds = [str(options["seed"]) for options in arms if "seed" in options]
-    told = [f"{name} {value}" for name, value in arms[0].items() if name != "seed"]
-    if seeds:
-        told.append(f"mask seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}")
-    return [f"{acceptor}: {', '.join(told)}"]
+def _sampling(settings: Mapping[str, Any]) -> str:
+    if not settings:
+        return "greedy"
+    told = f"sampled at temperature {settings['temperature']:g}"
+    if settings["top_k"]:
+        told += f", top-k {settings['top_k']}"
+    return told + (f", top-p {settings['top_p']:g}" if settings["top_p"] < 1 else "")
+
+
+def _rules(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Each rule's options: the same for all of its arms but for the seeds."""
+    lines: dict[str, list[str]] = {}
+    seeds: dict[str, list[str]] = {}
+    for arm, options in described.items():
+        name = arm.partition("-seed")[0]
+        lines[name] = [f"{key} {_short(value)}" for key, value in options.items() if key != "seed"]
+        if "seed" in options:
+            seeds.setdefault(name, []).append(str(options["seed"]))
+    for name, drawn in seeds.items():
+        lines[name].append(f"seed{'s' if len(drawn) > 1 else ''} {', '.join(drawn)}")
+    return [f"{name}: {', '.join(told)}" for name, told in lines.items() if told]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):  # the parts of a composed rule
+        return " & ".join(
+            f"{each['rule']} ({', '.join(f'{k} {v}' for k, v in each.items() if k != 'rule')})"
+            if isinstance(each, dict)
+            else str(each)
+            for each in value
+        )
+    return str(value)
 
 
 def _text_hash(text: str | None) -> str | None:

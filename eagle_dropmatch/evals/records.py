@@ -5,6 +5,7 @@ scripts read ours. Lists per step (``accept_lengths`` and its like) run through 
 answer without a break, as Spec-Bench has them; ``decoding_steps`` says how many belong to each
 turn. ``new_tokens`` counts what the steps committed, so that new_tokens / (idxs + 1) is tau;
 ``output_tokens`` counts the prefill's token as well and is the number of ids in the answer.
+``log_probability`` (nats) and ``strays`` (place, probability, rank) are the target's view of it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from typing import Any
 from ..stats import RowStats, acceptance_histogram, eagle_idxs
 from .arms import ArmSpec, Turn
 from .base import Question
+from .quality import TurnQuality
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One repeat: the turns of an answer and their texts."""
+    """One repeat: the turns of an answer, their texts, and the target's view of them."""
 
     turns: tuple[Turn, ...]
     texts: tuple[str, ...]
+    qualities: tuple[TurnQuality, ...]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class QuestionResult:
     prefill_seconds: float | None
     decode_seconds: float | None
     repeats_wall_seconds: tuple[float, ...]
+    log_probability: float
+    """Of all turns' answers to the target, in nats."""
+    strays: tuple[tuple[float, int], ...]
+    """(probability, rank) of every token that was not the target's argmax."""
 
     @property
     def output_tokens(self) -> int:
@@ -90,6 +97,8 @@ def _choice_record(spec: ArmSpec, index: int, choice: Choice) -> dict[str, Any]:
         "finish_reason": [row.finish_reason for row in rows],
         "seed": spec.seed,
         "output_ids": [list(turn.output_ids) for turn in turns],
+        "log_probability": [quality.log_probability for quality in choice.qualities],
+        "strays": [[list(stray) for stray in quality.strays] for quality in choice.qualities],
     }
 
 
@@ -105,6 +114,8 @@ def read_record(record: Mapping[str, Any]) -> QuestionResult:
         prefill_seconds=_median_total([choice["prefill_time"] for choice in choices]),
         decode_seconds=_median_total([choice["decode_time"] for choice in choices]),
         repeats_wall_seconds=walls,
+        log_probability=sum(choices[0]["log_probability"]),
+        strays=tuple((p, rank) for turn in choices[0]["strays"] for _, p, rank in turn),
     )
 
 

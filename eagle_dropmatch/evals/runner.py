@@ -8,7 +8,7 @@ with the question, so that no arm always meets the caches as another one left th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +16,11 @@ from .arms import Arm, Turn
 from .base import Benchmark, Question
 from .chat import ChatSettings, render, strip_thinking
 from .folder import RunFolder
+from .quality import TurnQuality
 from .records import Choice, QuestionResult, make_record, read_record
+
+Judge = Callable[[Sequence[int], Sequence[int]], TurnQuality]
+"""From an answer's prompt and ids to the target's view of it."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,12 @@ def run(
     settings: RunSettings,
     folder: RunFolder,
     progress: Progress,
+    judge: Judge,
 ) -> dict[str, dict[int | str, QuestionResult]]:
     """Answer what ``folder`` does not hold yet; returns all results by arm and question.
 
-    A record is appended as soon as its arm has answered the question, all turns and repeats.
+    ``judge`` reads each answer once, outside the times. A record is appended as soon as its arm has
+    answered the question, all turns and repeats.
     """
     results = stored_results(folder, [arm.spec.name for arm in arms])
     wanted = [question.question_id for question in questions]
@@ -71,7 +77,9 @@ def run(
         for repeat in range(settings.repeats):
             for arm in rotated(pending, repeat):
                 name = arm.spec.name
-                choices[name].append(_converse(benchmark, question, arm, tokenizer, settings))
+                choices[name].append(
+                    _converse(benchmark, question, arm, tokenizer, settings, judge)
+                )
                 if len(choices[name]) == settings.repeats:
                     record = make_record(arm.spec, question, choices[name], settings.model_id)
                     folder.append(name, record)
@@ -103,10 +111,16 @@ def turn_seed(question: Question, turn: int) -> int:
 
 
 def _converse(
-    benchmark: Benchmark, question: Question, arm: Arm, tokenizer: Any, settings: RunSettings
+    benchmark: Benchmark,
+    question: Question,
+    arm: Arm,
+    tokenizer: Any,
+    settings: RunSettings,
+    judge: Judge,
 ) -> Choice:
     """All turns of one question. The arm's own answers are its history."""
     turns: list[Turn] = []
+    qualities: list[TurnQuality] = []
     texts: list[str] = []
     for number in range(len(question.turns)):
         history = [strip_thinking(text) for text in texts]
@@ -117,8 +131,9 @@ def _converse(
             seed=turn_seed(question, number),
         )
         turns.append(turn)
+        qualities.append(judge(prompt.ids, turn.output_ids))
         texts.append(tokenizer.decode(turn.output_ids, skip_special_tokens=True).strip())
-    return Choice(tuple(turns), tuple(texts))
+    return Choice(tuple(turns), tuple(texts), tuple(qualities))
 
 
 def _warm_up(

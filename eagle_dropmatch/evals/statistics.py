@@ -62,6 +62,20 @@ def paired_ratio(
     return _estimate(columns, _quotient_of_ratios)
 
 
+def paired_difference(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    base_numerators: Sequence[float],
+    base_denominators: Sequence[float],
+) -> Estimate:
+    """sum a / sum b - sum c / sum d, entry i of all four from question i; BCa interval.
+
+    With log-probabilities and tokens it is a difference of means a token.
+    """
+    columns = [numerators, denominators, base_numerators, base_denominators]
+    return _estimate(columns, _difference_of_ratios)
+
+
 def _ratio_of_sums(a: Floats, b: Floats, axis: int = -1) -> Any:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.sum(a, axis=axis) / np.sum(b, axis=axis)
@@ -70,6 +84,10 @@ def _ratio_of_sums(a: Floats, b: Floats, axis: int = -1) -> Any:
 def _quotient_of_ratios(a: Floats, b: Floats, c: Floats, d: Floats, axis: int = -1) -> Any:
     with np.errstate(divide="ignore", invalid="ignore"):
         return _ratio_of_sums(a, b, axis) / _ratio_of_sums(c, d, axis)
+
+
+def _difference_of_ratios(a: Floats, b: Floats, c: Floats, d: Floats, axis: int = -1) -> Any:
+    return _ratio_of_sums(a, b, axis) - _ratio_of_sums(c, d, axis)
 
 
 def _estimate(columns: Sequence[Sequence[float]], statistic: Any) -> Estimate:

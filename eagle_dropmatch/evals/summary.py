@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..stats import GenerationStats
 from .arms import EXACT, HF, NO_DRAFTING, PLAIN, ArmSpec
 from .records import QuestionResult
-from .statistics import Estimate, paired_ratio, ratio
+from .statistics import Estimate, paired_difference, paired_ratio, ratio
 
 Results = Mapping[str, Mapping[int | str, QuestionResult]]
 
@@ -39,6 +39,8 @@ class Row:
     """Ratio of the baseline's seconds to this row's for the same questions: above 1 is faster."""
     repeat_speeds: tuple[float, float]
     """Lowest and highest tokens/s of a repeat."""
+    log_probability: Estimate
+    """The target's mean log-probability of an answer's token, in nats."""
     histogram: tuple[int, ...]
 
 
@@ -67,6 +69,15 @@ class LossyComparison:
     wall_ratio: Estimate
     """Ratio of exact's seconds to the row's for the same questions."""
     difference: Difference
+    log_probability_cost: Estimate
+    """exact's mean log-probability of an answer's token less the row's: above 0 the target finds
+    the row's answers less likely."""
+    stray_share: float
+    """Answer tokens that are not the target's argmax / all answer tokens."""
+    stray_probabilities: tuple[float, float, float] | None
+    """Quartiles of these tokens' probability to the target; None where there are none."""
+    stray_rank: float | None
+    """Their median rank; the argmax has rank 0."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +91,12 @@ class Summary:
     """Arms that should give the target's own answers, each against the first baseline."""
 
 
-def summarise(specs: Sequence[ArmSpec], results: Results) -> Summary:
-    """All numbers of the table, over the questions that every arm has answered."""
+def summarise(specs: Sequence[ArmSpec], results: Results, *, sampled: bool = False) -> Summary:
+    """All numbers of the table, over the questions that every arm has answered.
+
+    ``sampled``: at a temperature above 0 transformers draws other samples than we do, so that its
+    answers say nothing about ours.
+    """
     shared = [qid for qid in results[specs[0].name] if all(qid in results[s.name] for s in specs)]
     pools = {
         group: [[results[s.name][qid] for s in specs if s.group == group] for qid in shared]
@@ -96,6 +111,8 @@ def summarise(specs: Sequence[ArmSpec], results: Results) -> Summary:
         if by_group[group].lossy and EXACT in pools
     )
     truthful = [group for group in (HF, PLAIN, EXACT) if group in pools]
+    if sampled and HF in truthful:
+        truthful.remove(HF)
     agreements = tuple(
         (group, difference(pools[group], pools[truthful[0]], truthful[0])) for group in truthful[1:]
     )
@@ -182,6 +199,7 @@ def _row(spec: ArmSpec, pools: Mapping[str, Pool], baselines: Sequence[str]) -> 
         },
         wall_ratio={base: _wall_ratio(pool, pools[base]) for base in others},
         repeat_speeds=(min(repeats, default=math.nan), max(repeats, default=math.nan)),
+        log_probability=ratio(_log_probabilities(pool), tokens),
         histogram=tuple(stats.histogram),
     )
 
@@ -195,6 +213,7 @@ def _compare(
     def tau_ratio(pool: Pool) -> Estimate:
         return paired_ratio(_committed(pool), _steps(pool), _committed(exact), _steps(exact))
 
+    strays = [stray for question in mine for answer in question for stray in answer.strays]
     by_seed = {
         spec.seed: tau_ratio([[results[spec.name][qid]] for qid in shared])
         for spec in specs
@@ -207,7 +226,26 @@ def _compare(
         speed_ratio=paired_ratio(_tokens(mine), _seconds(mine), _tokens(exact), _seconds(exact)),
         wall_ratio=_wall_ratio(mine, exact),
         difference=difference(mine, exact, EXACT),
+        log_probability_cost=paired_difference(
+            _log_probabilities(exact), _tokens(exact), _log_probabilities(mine), _tokens(mine)
+        ),
+        stray_share=len(strays) / sum(_tokens(mine)),
+        stray_probabilities=_quartiles([p for p, _ in strays]),
+        stray_rank=statistics.median(rank for _, rank in strays) if strays else None,
     )
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:
+    if not values:
+        return None
+    if len(values) == 1:
+        return (values[0],) * 3
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def _log_probabilities(pool: Pool) -> list[float]:
+    return [sum(answer.log_probability for answer in question) for question in pool]
 
 
 def _wall_ratio(pool: Pool, base: Pool) -> Estimate:

@@ -28,7 +28,8 @@ def header_cells(baselines: Sequence[str]) -> list[str]:
         "tau\n(95%)",
         "strict\ntau",
         "relaxed\nshare",
-        "tokens/s",
+        "log p\n/token",
+        "tok/s",
         "decode\ntok/s",
         *(f"x over\n{BASELINE_NAMES[base]}" for base in baselines),
         "seconds/\nquestion",
@@ -91,7 +92,7 @@ def notes(summary: Summary) -> list[str]:
     )
     speeds = ", ".join(f"{row.group} {_number(row.mean_question_speed, 1)}" for row in summary.rows)
     lines.append(
-        "tokens/s is all output tokens / all seconds, prefill included; decode tok/s leaves the "
+        "tok/s is all output tokens / all seconds, prefill included; decode tok/s leaves the "
         f"prefill out. Mean of the questions' own tokens/s: {speeds}."
     )
     if any(row.repeat_speeds[0] != row.repeat_speeds[1] for row in summary.rows):
@@ -163,6 +164,7 @@ def _row_cells(row: Row, baselines: Sequence[str], seeds: int) -> list[str]:
             if row.drafting
             else [_number(row.tau.value), "-", "-"]
         ),
+        _number(row.log_probability.value),
         _number(row.tokens_per_second, 1),
         "-" if decode is None else _number(decode, 1),
         *(_with_interval(row.speedup[base]) if base in row.speedup else "-" for base in baselines),
@@ -199,6 +201,10 @@ def _lossy_notes(comparison: LossyComparison) -> list[str]:
         f"{name} / exact: tau ratio {_claim(comparison.tau_ratio)}; "
         f"tokens/s ratio {_claim(comparison.speed_ratio)}; exact's seconds / {name}'s for the same "
         f"questions {_claim(comparison.wall_ratio)}.",
+        f"{name}: the target's log-probability of an answer's token is "
+        f"{_claim(comparison.log_probability_cost, 0.0)} nats below exact's; "
+        f"{100 * comparison.stray_share:.1f}% of the tokens are not its argmax"
+        f"{_strays(comparison)}.",
     ]
     if len(comparison.tau_ratio_by_seed) > 1:
         by_seed = ", ".join(
@@ -209,15 +215,26 @@ def _lossy_notes(comparison: LossyComparison) -> list[str]:
     return lines
 
 
+def _strays(comparison: LossyComparison) -> str:
+    if comparison.stray_probabilities is None:
+        return ""
+    low, middle, high = comparison.stray_probabilities
+    return (
+        f", and to these it gives probability {_number(middle, 3)} in the median (quartiles "
+        f"{_number(low, 3)}-{_number(high, 3)}), rank {_number(comparison.stray_rank, 0)} behind "
+        "the argmax"
+    )
+
+
 def _display(group: str) -> str:
     return {PLAIN: "plain decoding", HF: "transformers' generate"}.get(group, group)
 
 
-def _claim(estimate: Estimate) -> str:
+def _claim(estimate: Estimate, neutral: float = 1.0) -> str:
     """The number, and whether a difference may be claimed at all."""
     if estimate.interval is None:
         return f"{_number(estimate.value, 3)} (too few questions for an interval)"
-    verdict = "" if estimate.interval.excludes(1.0) else ": no difference shown"
+    verdict = "" if estimate.interval.excludes(neutral) else ": no difference shown"
     return f"{_inline(estimate)}{verdict}"
 
 

@@ -51,7 +51,9 @@ class Teacher:
         probs = torch.empty(flat.shape[0], self.head.shape[0], dtype=flat.dtype, device=flat.device)
         for start in range(0, flat.shape[0], self.chunk):
             logits = F.linear(flat[start : start + self.chunk], self.head, self.bias)
-            probs[start : start + self.chunk] = self.finish(logits).float().softmax(-1)
+            if self.finish is not None:
+                logits = self.finish(logits)
+            probs[start : start + self.chunk] = logits.float().softmax(-1)
         following = torch.full_like(tokens, -1)
         following[:, :-1] = self.to_draft[tokens[:, 1:]]
         return TeacherBatch(

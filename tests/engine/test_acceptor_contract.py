@@ -281,7 +281,7 @@ def test_expressions_build_nested_rules_and_records_describe_them() -> None:
     assert [each["rule"] for each in described["rules"]] == ["any_of", "floor"]
     inner = described["rules"][0]["rules"]
     assert [each["rule"] for each in inner] == ["naive", "min_p", "margin"]
-    assert (inner[0]["K"], inner[1]["alpha"], inner[2]["kappa"]) == (3, float("-inf"), 0.3)
+    assert (inner[0]["K"], inner[1]["alpha"], inner[2]["kappa"]) == (3, "-inf", 0.3)
     assert described["rules"][1]["floor"] == 1e-3
     released = make_acceptor("mars(variant=released, theta=0.8)")
     assert describe(released) == {"theta": 0.8, "variant": "released"}

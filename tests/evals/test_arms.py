@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from string import ascii_letters, digits
 from types import SimpleNamespace
 
 import pytest
 import torch
 from eval_fakes import EOS, FakeDecoder, answer_ids
 
+from eagle_dropmatch.acceptors import make_acceptor
 from eagle_dropmatch.evals import arms
 from eagle_dropmatch.evals.arms import build_arms, plain_row, plan_arms
 
 PROMPT = [40, 41, 42]
 
 
-def build(decoder, acceptor="naive", seeds=(0,)):
-    chosen = ["plain", "hf", "exact", acceptor]
-    specs = plan_arms(acceptor, chosen, seeds)
-    acceptors = {spec.name: f"acceptor of {spec.name}" for spec in specs}
-    return build_arms(specs, decoder, acceptors, [EOS])
+def build(decoder, sampling=None):
+    rules = {"naive": make_acceptor("naive")}
+    planned = plan_arms(["plain", "hf", "exact", "naive"], rules, ())
+    return build_arms(planned, decoder, [EOS], sampling or {})
 
 
 def test_all_arms_give_the_same_ids_cut_by_the_same_rule():
@@ -34,11 +35,11 @@ def test_each_arm_runs_under_its_own_acceptor_also_the_one_without_drafts():
     plain, _, exact, naive = build(decoder)
     for arm in (naive, plain, exact, naive):
         arm.answer(PROMPT, max_new_tokens=4, seed=7)
-    assert decoder.calls == [
-        ("acceptor of naive", True, 7),
-        ("acceptor of plain", False, 7),
-        ("acceptor of exact", True, 7),
-        ("acceptor of naive", True, 7),
+    assert [(rule.name, *rest) for rule, *rest in decoder.calls] == [
+        ("naive", True, 7),
+        ("exact", False, 7),
+        ("exact", True, 7),
+        ("naive", True, 7),
     ]
 
 
@@ -58,10 +59,10 @@ def test_transformers_decodes_greedily_whatever_the_models_config_says():
 
 def test_several_trees_give_an_exact_arm_each_with_its_own_tree():
     decoder = FakeDecoder()
-    specs = plan_arms("exact", ["plain", "exact"], (0,), [(8, 2, 3), (60, 7, 10)])
-    assert [spec.name for spec in specs] == ["plain", "exact-8-2-3", "exact-60-7-10"]
-    assert len({spec.group for spec in specs}) == 3
-    arms = build_arms(specs, decoder, {spec.name: "exact" for spec in specs}, [EOS])
+    planned = plan_arms(["plain", "exact"], {}, (), [(8, 2, 3), (60, 7, 10)])
+    assert [spec.name for spec, _ in planned] == ["plain", "exact-8-2-3", "exact-60-7-10"]
+    assert len({spec.group for spec, _ in planned}) == 3
+    arms = build_arms(planned, decoder, [EOS], {})
     drawn = []
     for arm in (arms[2], arms[1], arms[2]):
         arm.answer(PROMPT, max_new_tokens=4, seed=0)
@@ -100,13 +101,46 @@ def test_an_accelerator_is_waited_for_and_a_cpu_is_not(monkeypatch):
     assert waited == [torch.device("cuda:1")]
 
 
-def test_a_lossy_rule_gets_an_arm_for_each_seed_in_one_row():
-    specs = plan_arms("naive", ["exact", "naive"], (0, 4))
-    assert [(s.name, s.group, s.seed, s.lossy) for s in specs] == [
+def planned(texts, seeds=()):
+    rules = {text: make_acceptor(text) for text in texts}
+    return plan_arms(["exact", *texts], rules, seeds)
+
+
+def test_a_random_rule_gets_an_arm_for_each_seed_in_one_row():
+    arms = planned(["naive", "margin"], (0, 4))
+    assert [(s.name, s.group, s.seed, s.lossy) for s, _ in arms] == [
         ("exact", "exact", None, False),
         ("naive-seed0", "naive", 0, True),
         ("naive-seed4", "naive", 4, True),
+        ("margin", "margin", None, True),
     ]
+    assert [getattr(rule, "seed", None) for _, rule in arms] == [None, 0, 4, None]
+
+
+def test_rules_of_one_kind_have_files_and_rows_of_their_own():
+    texts = ["margin(kappa=0.5)", "margin(kappa=0.3)", "any_of(naive(seed=3), top_k)"]
+    texts.append("naive (K=2)")
+    arms = planned([*texts, "naive(K=2)"])
+    names = [spec.name for spec, _ in arms]
+    assert len(set(names)) == len(names)
+    assert all(set(name) <= set(ascii_letters + digits + "._-") for name in names)
+    assert [spec.group for spec, _ in arms][1:] == [*texts, "naive(K=2)"]
+    assert arms[3][0].seed == 3
+    seeded = planned(texts[2:3], (7, 8))
+    assert [rule.rules[0].seed for _, rule in seeded[1:]] == [7, 8]
+    assert not planned(["all_of(exact, naive)"])[1][0].lossy
+
+
+def test_all_arms_sample_under_the_same_settings():
+    decoder = FakeDecoder()
+    sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.9}
+    state = torch.get_rng_state()
+    for arm in build(decoder, sampling):
+        arm.answer(PROMPT, max_new_tokens=4, seed=7)
+        assert decoder.sampling == sampling
+    (config,) = decoder.target.model.configs
+    assert (config.do_sample, config.temperature, config.top_k, config.top_p) == (True, 0.7, 0, 0.9)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_record_of_plain_decoding_handles_short_outputs():

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals.folder import RunFolder, default_folder
+from eagle_dropmatch.evals.folder import FORMAT, RunFolder, default_folder
 
 ARGUMENTS = {"benchmark": "mt_bench", "seeds": (0, 1), "depth": None}
 RESOLVED = {"dtype": "float32"}
@@ -189,4 +189,4 @@ def test_the_header_says_when_the_run_was_finished(tmp_path):
         folder.finish()
     header = json.loads((tmp_path / "run" / "run.json").read_text())
     assert header["finished"] > 1e9
-    assert header["format"] == 1
+    assert header["format"] == FORMAT

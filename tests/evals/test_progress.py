@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 def answer(step: int, seconds: float) -> QuestionResult:
     ids = [*range(50, 62), EOS]
     row = make_row(ids, 5, step)
-    return QuestionResult(1, (tuple(ids),), (row,), seconds, None, None, (seconds,))
+    return QuestionResult(1, (tuple(ids),), (row,), seconds, None, None, (seconds,), -1.0, ())
 
 
 def test_live_numbers_are_tau_and_speed_of_each_arm():

@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from eval_fakes import CharTokenizer, FakeArm, SilentProgress, answer_ids, make_questions, spec
+from eval_fakes import (
+    CharTokenizer,
+    FakeArm,
+    SilentProgress,
+    answer_ids,
+    fake_judge,
+    make_questions,
+    spec,
+)
 
 from eagle_dropmatch.evals.chat import ChatSettings, render
 from eagle_dropmatch.evals.folder import RunFolder
@@ -42,6 +50,7 @@ def go(path, arms, questions, run_settings=None, progress=None):
             run_settings or settings(),
             folder,
             progress or SilentProgress(),
+            fake_judge,
         )
 
 

@@ -39,6 +39,8 @@ def result(qid, ids, *, step, seconds, decode=True, relaxed=0) -> QuestionResult
         prefill_seconds=0.1 if decode else None,
         decode_seconds=seconds - 0.1 if decode else None,
         repeats_wall_seconds=(seconds,),
+        log_probability=-0.5 * len(ids) - relaxed,
+        strays=((0.25, 2),) * relaxed,
     )
 
 
@@ -133,11 +135,14 @@ def test_the_table_fits_the_terminal_and_says_what_matters():
     assert "naive is lossy" in flat
     assert "3 of 6 differ from exact's, first at token 4.0 on average" in flat
     assert "exact gives the same answers as transformers' generate on 3 of 3 questions." in flat
+    assert "2.5% of the tokens are not its argmax" not in flat
+    assert "to these it gives probability 0.250 in the median" in flat
+    assert "rank 2 behind the argmax" in flat
     assert "BCa bootstrap over questions" in flat
 
 
 def test_the_widest_real_table_fits_100_columns():
-    labels = ["plain (our loop)", "transformers' generate", "EAGLE-3 exact", "EAGLE-3 + naive"]
+    labels = ["plain (our loop)", "transformers'\ngenerate", "EAGLE-3 exact", "EAGLE-3 + naive"]
     specs = [s._replace(label=label) for s, label in zip(SPECS[:4], labels, strict=True)]
     results = results_of()
     for arm in results.values():
@@ -180,8 +185,9 @@ def test_the_interval_stands_in_the_cell_of_its_number():
     row = next(line for line in text.splitlines() if line.startswith("| label exact"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1].startswith("2.79 2.")
-    assert cells[4] == "20.0"
-    assert cells[6] == "2.00 2.00-2.00"
+    assert cells[4] == "-0.50"
+    assert cells[5] == "20.0"
+    assert cells[7] == "2.00 2.00-2.00"
     assert len(cells) == len(header_cells(["plain", "hf"]))
 
 

@@ -1,0 +1,66 @@
+"""What an answer looks like to the target itself: its log-probability, and where it strays.
+
+One forward over prompt and answer, outside all timings. A lossy rule is bought with tokens that the
+target would not have said: this says how unlikely they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_ROWS_AT_ONCE = 128  # positions whose logits are in memory together, in float32
+
+
+@dataclass(frozen=True)
+class TurnQuality:
+    """One answer in the target's eyes, at temperature 1 and without any truncation."""
+
+    log_probability: float
+    """Sum over the answer's tokens, in nats."""
+    strays: tuple[tuple[int, float, int], ...]
+    """(place in the answer, probability, rank) of each token that is not the argmax; the argmax has
+    rank 0."""
+
+
+def judge_turn(model: Any, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> TurnQuality:
+    """Read prompt and answer once. ``model``: the transformers causal model."""
+    import torch
+
+    from ..sampling import first_argmax
+    from ..taps import backbone
+
+    if not output_ids:
+        return TurnQuality(0.0, ())
+    total = 0.0
+    strays: list[tuple[int, float, int]] = []
+    with torch.inference_mode():
+        device = model.get_input_embeddings().weight.device
+        ids = torch.tensor([[*prompt_ids, *output_ids]], device=device)
+        hidden = backbone(model)(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0]
+        hidden = hidden[len(prompt_ids) - 1 :]
+        answer = ids[0, len(prompt_ids) :].to(hidden.device)
+        for start in range(0, len(output_ids), _ROWS_AT_ONCE):
+            said = answer[start : start + _ROWS_AT_ONCE]
+            logits = _finished(model, hidden[start : start + _ROWS_AT_ONCE])
+            # Ties are the first argmax's, in the model's own dtype: what greedy decoding says.
+            astray = (first_argmax(logits) != said).nonzero()[:, 0]
+            log_probs = logits.float().log_softmax(-1)
+            mine = log_probs.gather(1, said[:, None])
+            total += float(mine.sum())
+            ranks = (log_probs[astray] > mine[astray]).sum(-1)
+            strays += zip(
+                (astray + start).tolist(),
+                mine[astray, 0].exp().tolist(),
+                ranks.clamp(min=1).tolist(),
+                strict=True,
+            )
+    return TurnQuality(total, tuple(strays))
+
+
+def _finished(model: Any, hidden: Any) -> Any:
+    from ..target import LMHead, logits_finisher
+
+    head = LMHead(model.get_output_embeddings(), logits_finisher(model.config.get_text_config()))
+    return head(hidden.to(head.weight.device))
