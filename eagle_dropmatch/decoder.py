@@ -126,6 +126,7 @@ class SpeculativeDecoder:
         streamer: Any = None,
         return_dict_in_generate: bool | None = None,
         draft: bool = True,
+        truncation: Acceptor | None = None,
         seed: int | Sequence[int] = 0,
         **overrides: Any,
     ) -> Tensor | GenerateOutput:
@@ -148,6 +149,8 @@ class SpeculativeDecoder:
             streamer: a transformers streamer (batch 1): gets the prompt, then each step's run.
             return_dict_in_generate: return a ``GenerateOutput`` with the step record.
             draft: False decodes plainly with the same loop and no tree.
+            truncation: for plain sampling: only tokens that this rule would accept may be sampled,
+                in the place of top-k, top-p and min-p (the control of a lossy rule's cost).
             seed: of the rows' keys for random numbers, one or one a row: an answer's samples follow
                 from the seed and its prompt, whatever the batch and the trees; masks also have the
                 acceptor's own.
@@ -181,7 +184,13 @@ class SpeculativeDecoder:
         drafter = self.drafter(self.tree) if draft else NoDrafter()
         rule = self.acceptor if draft else make_acceptor("exact")
         drafter.keep_logits = rule.needs_draft
-        loop = DecodingLoop(self.target, drafter, rule, limits, read_sampler(settings))
+        sampler = read_sampler(settings)
+        if truncation is not None and (draft or sampler.greedy):
+            raise UserError(
+                "a truncation was given: it is for plain sampling, with draft=False and "
+                "do_sample=True"
+            )
+        loop = DecodingLoop(self.target, drafter, rule, limits, sampler, truncation)
         if streamer is not None:
             streamer.put(input_ids.cpu())
         began = self._now()

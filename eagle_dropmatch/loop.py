@@ -17,10 +17,11 @@ from eagle_dropmatch.acceptors.base import (
     Verdict,
 )
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation
-from eagle_dropmatch.sampling import Sampler, first_argmax, place_uniforms
+from eagle_dropmatch.sampling import Sampler, Scores, first_argmax, place_uniforms
 from eagle_dropmatch.stats import RowStats
 from eagle_dropmatch.target import TargetModel, TargetOutput
 from eagle_dropmatch.tree import DraftTree, ancestor_matrix
+from eagle_dropmatch.truncation import require_usable, truncate
 
 
 @dataclass
@@ -112,12 +113,15 @@ class DecodingLoop:
         acceptor: Acceptor,
         limits: Limits,
         sampler: Sampler | None = None,
+        truncation: Acceptor | None = None,
     ) -> None:
         self.target, self.drafter, self.acceptor, self.limits = target, drafter, acceptor, limits
         self.sampler = sampler if sampler is not None else Sampler()
+        self.truncation = truncation  # for plain decoding; see ``truncation.py``
         self.rows: list[Row] = []
         self.seated: list[Row] = []  # the rows of the batch, ended ones that have not left included
         self.steps = 0
+        self._bounds: RowState = {}
 
     @property
     def running(self) -> bool:
@@ -147,7 +151,12 @@ class DecodingLoop:
         self.state: RowState = self.acceptor.start(PromptContext(out, lengths, self.target.head))
         seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
         keys = [row_key(*each) for each in zip(prompts, seeds, strict=True)]
-        roots = self._first(out.logits, prompts, keys)
+        if self.truncation is not None:
+            require_usable(self.truncation)
+            self._bounds = self.truncation.start(PromptContext(out, lengths, self.target.head))
+        ends = torch.tensor(lengths, device=out.hidden.device) - 1
+        last = out.hidden[torch.arange(len(prompts), device=out.hidden.device), ends]
+        roots = self._first(out.logits, last, prompts, keys)
         self._stop_ids = torch.tensor(self.limits.stop_ids, dtype=torch.int64, device=roots.device)
         for index, (prompt, root) in enumerate(zip(prompts, roots.tolist(), strict=True)):
             answer = Row(index, len(prompt), keys[index], prompt=list(prompt))
@@ -204,15 +213,26 @@ class DecodingLoop:
         return news
 
     def _first(
-        self, logits: Tensor, prompts: Sequence[Sequence[int]], keys: Sequence[int]
+        self,
+        logits: Tensor,
+        hidden: Tensor,
+        prompts: Sequence[Sequence[int]],
+        keys: Sequence[int],
     ) -> Tensor:
-        """The first token of each answer, from the prompts' logits [B, V]: [B] int64."""
+        """The first token of each answer, from the prompts' last logits [B, V]: [B] int64."""
         if self.sampler.penalises:
             logits = self.sampler.penalise(logits, padded(prompts, logits.device))
         if self.sampler.greedy:
             return first_argmax(logits)
         uniforms = place_uniforms(keys, [0] * len(keys), 1, logits.device)
-        return self.sampler.choose(self.sampler.scores(logits), uniforms[:, 0])
+        return self.sampler.choose(self._scores(logits, hidden, keys, -1), uniforms[:, 0])
+
+    def _scores(self, logits: Tensor, hidden: Tensor, keys: Sequence[int], step: int) -> Scores:
+        """What may be sampled from logits [M, V]."""
+        if self.truncation is None:
+            return self.sampler.scores(logits)
+        kept = truncate(self.truncation, logits, hidden, self.target.head, keys, step, self._bounds)
+        return Scores(kept.values / self.sampler.temperature, kept.ids)
 
     def _context(self, tree: DraftTree, output: TargetOutput) -> StepContext:
         logits, before = output.logits, None
@@ -229,7 +249,7 @@ class DecodingLoop:
             places = [len(row.tokens) for row in self.seated]
             uniforms = place_uniforms(keys, places, tree.max_depth + 1, logits.device)
             choice = self.sampler.choose(
-                self.sampler.scores(logits.flatten(0, 1)),
+                self._scores(logits.flatten(0, 1), output.hidden.flatten(0, 1), keys, self.steps),
                 uniforms.gather(1, tree.depths).flatten(),
             ).view_as(tree.tokens)
         return StepContext(
@@ -265,6 +285,7 @@ class DecodingLoop:
             self.cache.select(rows)
             self.drafter.select(rows)
             self.state = {name: value[rows] for name, value in self.state.items()}
+            self._bounds = {name: value[rows] for name, value in self._bounds.items()}
             seen = seen.rows(rows, staying)
             self.seated = [self.seated[i] for i in staying]
         self.drafter.observe(seen)

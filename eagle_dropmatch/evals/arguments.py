@@ -138,6 +138,13 @@ def _add_rule(group: argparse._ArgumentGroup) -> None:
         "0)",
     )
     group.add_argument(
+        "--controls",
+        action="store_true",
+        help="beside each lossy rule an arm that samples the target itself, without a draft, among "
+        "the tokens that the rule would accept (at --temperature, or 1): what its truncation costs "
+        "alone",
+    )
+    group.add_argument(
         "--arms",
         nargs="+",
         metavar="ARM",

@@ -42,6 +42,8 @@ class ArmSpec(NamedTuple):
     """Mask seed of a randomised rule."""
     tree: tuple[int, int, int] | None = None
     """(total_token, depth, top_k) of an arm with a tree of its own; None: the decoder's."""
+    control: bool = False
+    """Plain sampling among the tokens that its rule would accept: what a truncation costs alone."""
 
 
 class Turn(NamedTuple):
@@ -70,6 +72,8 @@ def plan_arms(
     rules: Mapping[str, Acceptor],
     seeds: Sequence[int],
     trees: Sequence[tuple[int, int, int]] = (),
+    *,
+    controls: bool = False,
 ) -> list[tuple[ArmSpec, Acceptor | None]]:
     """The ``chosen`` arms in the table's order, each with its rule; None where nobody is judged.
 
@@ -78,6 +82,7 @@ def plan_arms(
 
     Args:
         rules: by the text that they were given as, which names them.
+        controls: a control arm beside each lossy rule that can do without a draft.
     """
     from ..acceptors import ExactAcceptor, seed_of, with_seed
 
@@ -107,6 +112,10 @@ def plan_arms(
             label = f"EAGLE-3 + {text}" if len(text) <= SHORT else f"+ {text}"
             spec = ArmSpec(name, text, label, text, not rule.lossless, seed)
             arms.append((spec, rule if seed is None else with_seed(rule, seed)))
+        if controls and not (rule.lossless or rule.needs_draft):
+            name = file_name(f"control-{text}", [spec.name for spec, _ in arms])
+            group = f"control of {text}"
+            arms.append((ArmSpec(name, group, group, NO_DRAFTING, True, own, None, True), rule))
     return arms
 
 
@@ -144,6 +153,10 @@ class DecoderArm:
         self.decoder.acceptor = self.acceptor
         if self.spec.tree is not None:
             self.decoder.tree = TreeShape(*self.spec.tree)
+        sampling = dict(self.sampling)
+        if self.spec.control:
+            sampling |= {"do_sample": True, "truncation": self.acceptor}
+            sampling.setdefault("temperature", 1.0)
         output, wall = timed(
             lambda: self.decoder.generate(
                 ids,
@@ -153,7 +166,7 @@ class DecoderArm:
                 return_dict_in_generate=True,
                 seed=seed,
                 draft=self.spec.acceptance != NO_DRAFTING,
-                **self.sampling,
+                **sampling,
             ),
             device,
         )

@@ -62,7 +62,13 @@ def evaluate(
     everything = benchmark.load(options.questions)
     questions = select(everything, limit=options.limit, begin=options.begin, end=options.end)
     check_models(options.target, options.draft)
-    planned = plan_arms(options.arms, make_rules(options), options.seeds, options.trees)
+    planned = plan_arms(
+        options.arms,
+        make_rules(options),
+        options.seeds,
+        options.trees,
+        controls=options.controls,
+    )
     specs = [spec for spec, _ in planned]
     arguments = run_arguments(benchmark.name, options, questions)
     path = options.output_dir or default_folder(DEFAULT_ROOT, benchmark.name, arguments)

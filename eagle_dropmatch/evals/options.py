@@ -44,6 +44,7 @@ class EvalOptions:
     """Options given as flags, by their names in the rules."""
     seeds: tuple[int, ...]
     """Empty: each rule's own."""
+    controls: bool
     arms: tuple[str, ...]
     max_new_tokens: int
     sampling: Mapping[str, Any]
@@ -102,6 +103,7 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         arms=arms,
         max_new_tokens=args.max_new_tokens,
         sampling=_sampling(args),
+        controls=args.controls,
         system_prompt=args.system_prompt,
         thinking=None if args.thinking is None else args.thinking == "on",
         questions=args.questions,

@@ -43,6 +43,7 @@ def run_arguments(
         "acceptors": options.acceptors,
         "acceptor_options": dict(options.acceptor_options),
         "seeds": options.seeds,
+        "controls": options.controls,
         "arms": options.arms,
         "max_new_tokens": options.max_new_tokens,
         "sampling": dict(options.sampling),

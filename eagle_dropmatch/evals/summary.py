@@ -62,6 +62,7 @@ class LossyComparison:
     """A lossy row beside exact acceptance on the same questions."""
 
     group: str
+    drafting: bool
     tau_ratio: Estimate
     tau_ratio_by_seed: Mapping[int, Estimate]
     speed_ratio: Estimate
@@ -221,6 +222,7 @@ def _compare(
     }
     return LossyComparison(
         group=group,
+        drafting=specs[0].acceptance != NO_DRAFTING,
         tau_ratio=tau_ratio(mine),
         tau_ratio_by_seed=by_seed,
         speed_ratio=paired_ratio(_tokens(mine), _seconds(mine), _tokens(exact), _seconds(exact)),

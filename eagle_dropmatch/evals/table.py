@@ -189,6 +189,11 @@ def _agreement_note(group: str, told: Difference) -> str:
 def _lossy_notes(comparison: LossyComparison) -> list[str]:
     told = comparison.difference
     name = comparison.group
+    if not comparison.drafting:
+        return [
+            f"{name}: plain sampling among the tokens that the rule would accept. "
+            f"{_quality(comparison)}"
+        ]
     place = (
         f"first at token {_number(told.first_difference, 1)} on average, "
         if told.first_difference is not None
@@ -201,10 +206,7 @@ def _lossy_notes(comparison: LossyComparison) -> list[str]:
         f"{name} / exact: tau ratio {_claim(comparison.tau_ratio)}; "
         f"tokens/s ratio {_claim(comparison.speed_ratio)}; exact's seconds / {name}'s for the same "
         f"questions {_claim(comparison.wall_ratio)}.",
-        f"{name}: the target's log-probability of an answer's token is "
-        f"{_claim(comparison.log_probability_cost, 0.0)} nats below exact's; "
-        f"{100 * comparison.stray_share:.1f}% of the tokens are not its argmax"
-        f"{_strays(comparison)}.",
+        f"{name}: {_quality(comparison)}",
     ]
     if len(comparison.tau_ratio_by_seed) > 1:
         by_seed = ", ".join(
@@ -213,6 +215,15 @@ def _lossy_notes(comparison: LossyComparison) -> list[str]:
         )
         lines.append(f"tau ratio by mask seed: {by_seed}.")
     return lines
+
+
+def _quality(comparison: LossyComparison) -> str:
+    return (
+        "the target's log-probability of an answer's token is "
+        f"{_claim(comparison.log_probability_cost, 0.0)} nats below exact's; "
+        f"{100 * comparison.stray_share:.1f}% of the tokens are not its argmax"
+        f"{_strays(comparison)}."
+    )
 
 
 def _strays(comparison: LossyComparison) -> str:

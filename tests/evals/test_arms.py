@@ -131,6 +131,25 @@ def test_rules_of_one_kind_have_files_and_rows_of_their_own():
     assert not planned(["all_of(exact, naive)"])[1][0].lossy
 
 
+def test_controls_stand_beside_lossy_rules_that_need_no_draft():
+    texts = ["margin", "fuzzy_js", "all_of(exact, margin)"]
+    rules = {text: make_acceptor(text) for text in texts}
+    arms = plan_arms(["exact", *texts], rules, (), controls=True)
+    assert [(s.name, s.control, s.lossy) for s, _ in arms] == [
+        ("exact", False, False),
+        ("margin", False, True),
+        ("control-margin", True, True),
+        ("fuzzy_js", False, True),
+        ("all_of-exact-margin", False, False),
+    ]
+    decoder = FakeDecoder()
+    build_arms(arms, decoder, [EOS], {})[2].answer(PROMPT, max_new_tokens=4, seed=7)
+    (_, draft, _) = decoder.calls[0]
+    assert not draft
+    assert decoder.sampling["truncation"] is rules["margin"]
+    assert decoder.sampling["temperature"] == 1.0
+
+
 def test_all_arms_sample_under_the_same_settings():
     decoder = FakeDecoder()
     sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.9}
