@@ -21,6 +21,7 @@ from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import MTBench
 from eagle_dropmatch.evals.base import select
 from eagle_dropmatch.evals.chat import ChatSettings, render
+from eagle_dropmatch.files import write_text
 
 
 def main(argv: Sequence[str]) -> int:
@@ -85,11 +86,9 @@ def main(argv: Sequence[str]) -> int:
     if args.output_dir is not None:
         args.output_dir.mkdir(parents=True, exist_ok=True)
         command = f"python scripts/measure_agreement.py {' '.join(argv)}"
-        (args.output_dir / "agreement.md").write_text(f"`{command}`\n\n{text}", encoding="utf-8")
+        write_text(args.output_dir / "agreement.md", f"`{command}`\n\n{text}")
         data = {"command": command, "rows": [asdict(row) for row in rows]}
-        (args.output_dir / "agreement.json").write_text(
-            json.dumps(data, indent=1) + "\n", encoding="utf-8"
-        )
+        write_text(args.output_dir / "agreement.json", json.dumps(data, indent=1) + "\n")
     return 0
 
 

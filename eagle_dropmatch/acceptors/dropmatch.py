@@ -123,24 +123,31 @@ class Heads:
     def __init__(self, rule: DropoutRule, context: StepContext) -> None:
         self._rule, self._context = rule, context
         self.parents = context.parents
+        self._noise = NOISES[rule.noise]
+        self.rates = context.state["p_drop"][self.parents.row]
+        if rule.adapt != "none":
+            self.rates = self.rates * self._certainty()[:, None]
+
+    @cached_property
+    def _uniforms(self) -> Tensor:
+        """[M, K, D]: what the masks are made of."""
+        rule, context = self._rule, self._context
         nodes = context.tree.num_nodes
         hidden = self.parents.hidden
         shape = (nodes if rule.mask == "node" else 1, rule.K, hidden.shape[-1])
         uniforms = mask_uniforms(context.row_keys, rule.seed, context.step, shape, hidden.device)
         row, node = self.parents.row, self.parents.node
-        self._uniforms = uniforms[row, node if rule.mask == "node" else torch.zeros_like(node)]
-        self._noise = NOISES[rule.noise]
-        self.rates = context.state["p_drop"][row]
-        if rule.adapt != "none":
-            self.rates = self.rates * self._certainty()[:, None]
+        return uniforms[row, node if rule.mask == "node" else torch.zeros_like(node)]
 
     def _certainty(self) -> Tensor:
         """[M] float32 in [0, 1]."""
         if self._rule.adapt == "entropy":
             size = self._context.logits.shape[-1]
             return (1 - self.parents.entropy / math.log(size)).clamp(0, 1)
-        top = self.parents.log_probs.topk(2, dim=-1).values.exp()
-        return top[:, 0] - top[:, 1]
+        top = self.parents.log_probs.topk(min(2, self.parents.log_probs.shape[-1]), dim=-1).values
+        top = top.exp()
+        # One token that may be chosen is as sure as can be.
+        return top[:, 0] - top[:, 1:].sum(-1)
 
     @cached_property
     def choices(self) -> Tensor:
@@ -337,6 +344,8 @@ def majority(choices: Tensor, logits: Tensor) -> Tensor:
 def inside_radius(heads: Heads, context: StepContext) -> Tensor:
     """JS(q, c) <= max over i of JS(p_i, c) at each of the M nodes: [M] bool."""
     tree, sampler, parents = context.tree, context.sampler, heads.parents
+    if not parents.count:
+        return parents.row.bool()
     if tree.draft_logits is None or context.draft_ids is None:
         raise UserError(
             "this rule compares the draft's distribution with the target's, and this drafter has "

@@ -61,14 +61,31 @@ def flip_probability(context: StepContext, head: LMHead, rates: Tensor) -> Tenso
     column = parents.scores.max(dim=-1).indices
     best = column if parents.ids is None else parents.ids.gather(1, column[:, None])[:, 0]
     best = parents.to_children(best)
-    gap = (head.weight[best] - head.weight[context.tree.tokens]).float()
-    terms = gap * parents.to_children(parents.hidden).float()
-    mean = terms.sum(-1)
-    if head.bias is not None:
-        mean = mean + (head.bias[best] - head.bias[context.tree.tokens]).float()
+    tokens = context.tree.tokens
+    rows = _rows(context, head, best) - _rows(context, head, tokens)
+    terms = rows[..., :-1] * parents.to_children(parents.hidden).float()
+    mean = terms.sum(-1) + rows[..., -1]
     spread = (rates / (1 - rates)).sqrt() * terms.square().sum(-1).sqrt()[..., None]
     flips = torch.special.ndtr(-mean[..., None] / spread.clamp(min=1e-20))
     flips = flips.masked_fill(spread == 0, 0.0)
-    flips = flips.masked_fill((best == context.tree.tokens)[..., None], 1.0)
+    flips = flips.masked_fill((best == tokens)[..., None], 1.0)
     # Without dropout a head says what the target says, which is for exact acceptance to find.
     return flips.masked_fill(rates == 0, 0.0)
+
+
+def _rows(context: StepContext, head: LMHead, tokens: Tensor) -> Tensor:
+    """[B, N, D + 1] float32: W's rows with the bias behind, as the repetition penalty scales them.
+
+    Args:
+        tokens: [B, N] int64, each of them judged at its node's parent.
+    """
+    weight = head.weight[tokens].float()
+    bias = weight.new_zeros(tokens.shape) if head.bias is None else head.bias[tokens].float()
+    rows = torch.cat((weight, bias[..., None]), dim=-1)
+    if not context.sampler.penalises:
+        return rows
+    row = torch.arange(tokens.shape[0], device=tokens.device)[:, None]
+    at = row, context.tree.parents.clamp(min=0), tokens
+    raw = context.output.logits[at].float()
+    factor = (context.logits[at].float() / raw).where(raw != 0, 1.0)
+    return rows * factor[..., None]

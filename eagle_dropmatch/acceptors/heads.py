@@ -36,8 +36,8 @@ def shake(hidden: Tensor, uniforms: Tensor, p_drop: Tensor) -> Tensor:
 
     Args: as for ``drop``; ``uniforms`` become g through the normal quantile.
     """
-    # A uniform of 0 has no quantile; the middle of its cell of 2^-24 has.
-    noise = torch.special.ndtri(uniforms + 2.0**-25)
+    # 0 and 1 have no quantile, and the middle of the last cell of 2^-24 would round to 1.
+    noise = torch.special.ndtri((uniforms + 2.0**-25).clamp(max=1 - 2.0**-24))
     spread = (p_drop / (1.0 - p_drop)).sqrt()
     return hidden * (1.0 + spread * noise).to(hidden.dtype)
 
@@ -50,9 +50,14 @@ NOISES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def mask_uniforms(
-    row_keys: Sequence[int], seed: int, step: int, shape: tuple[int, ...], device: torch.device
+    row_keys: Sequence[int],
+    seed: int,
+    step: int,
+    shape: tuple[int, ...],
+    device: torch.device,
+    purpose: str = "",
 ) -> Tensor:
-    """Uniform numbers [B, *shape] float32 that follow from (seed, row key, step) alone.
+    """Uniform numbers [B, *shape] float32 that follow from (purpose, seed, row key, step) alone.
 
     Each row has a generator of its own, so a row draws the same masks whatever batch it is in,
     and turning dropout on leaves every other random stream where it was.
@@ -60,7 +65,7 @@ def mask_uniforms(
     out = torch.empty(len(row_keys), *shape, device=device)
     generator = torch.Generator(device)
     for row, key in enumerate(row_keys):
-        digest = hashlib.blake2b(f"{seed} {key} {step}".encode(), digest_size=7).digest()
+        digest = hashlib.blake2b(f"{purpose}{seed} {key} {step}".encode(), digest_size=7).digest()
         generator.manual_seed(int.from_bytes(digest, "little"))
         out[row].uniform_(generator=generator)
     return out

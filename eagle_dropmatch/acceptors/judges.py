@@ -21,6 +21,8 @@ class _Judge(Acceptor):
 
     def accept(self, context: StepContext) -> Tensor:
         tree, parents = context.tree, context.parents
+        if not parents.count:
+            return context.exact
         if tree.draft_logits is None or context.draft_ids is None:
             raise UserError(
                 f"acceptor {self.name!r} compares the draft's distribution with the target's, and "

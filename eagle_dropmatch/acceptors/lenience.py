@@ -40,5 +40,7 @@ class LenienceAcceptor(Acceptor):
             return context.exact | (log_p > best + math.log(self.lenience))
         p = log_p.exp()
         rest = ((p / self.lenience).clamp(max=1) - p) / (1 - p).clamp(min=1e-12)
-        coins = mask_uniforms(context.row_keys, self.seed, context.step, (p.shape[1],), p.device)
+        coins = mask_uniforms(
+            context.row_keys, self.seed, context.step, (p.shape[1],), p.device, self.name
+        )
         return context.exact | (coins < rest)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
 from eagle_dropmatch.acceptors.checks import number, one_of
+from eagle_dropmatch.acceptors.top_n import in_top
 
 
 def at_least(context: StepContext, share: float) -> Tensor:
@@ -61,8 +62,9 @@ class MarginAcceptor(Acceptor):
 class MarsAcceptor(Acceptor):
     """Accept x iff it is the target's choice, or its second and z2 / z1 > theta (MARS, 2601.15498).
 
-    The ratio of raw logits changes when all of them are shifted, which no distribution notices, and
-    means nothing where z1 <= 0: nothing is relaxed there.
+    Tokens that tie with the argmax count as its second, with a ratio of 1. The ratio of raw logits
+    changes when all of them are shifted, which no distribution notices, and means nothing where
+    z1 <= 0: nothing is relaxed there.
 
     Args:
         theta: 1 is exact.
@@ -83,13 +85,13 @@ class MarsAcceptor(Acceptor):
         if self.variant == "released":
             if context.sampler.greedy:
                 return context.exact
-            fits = (parents.child_ranks < 2) & context.tree.valid & (context.tree.parents >= 0)
+            fits = in_top(context, 2) & (context.tree.parents >= 0)
             return context.exact | (fits & ~preceded(context, fits))
         if not parents.count:
             return context.exact
         first, second = parents.logits.float().topk(2, dim=-1).values.unbind(-1)
         close = (first > 0) & (second > self.theta * first)
-        return context.exact | ((parents.child_ranks == 1) & parents.to_children(close))
+        return context.exact | (in_top(context, 2) & parents.to_children(close))
 
 
 def preceded(context: StepContext, fits: Tensor) -> Tensor:

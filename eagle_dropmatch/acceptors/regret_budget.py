@@ -14,10 +14,11 @@ from eagle_dropmatch.tree import path_sums
 class RegretBudgetAcceptor(Acceptor):
     """Accept mismatches while what they give up in logits stays within a budget.
 
-    The gap of a node is max z - z(x) at its parent. A path of a step may hold mismatches as long as
-    their gaps add up to at most ``budget``, there are at most ``mismatches`` of them, and each
-    one's gap is at most ``gap`` times the levels from it to the end of the block, itself included:
-    an early mismatch may cost more than a late one, since more can be won behind it.
+    The gap of a node is max z - z(x) at its parent, of the logits before any temperature. A path of
+    a step may hold mismatches as long as their gaps add up to at most ``budget``, there are at most
+    ``mismatches`` of them, and each one's gap is at most ``gap`` times the levels from it to the
+    end of the block, itself included: an early mismatch may cost more than a late one, since more
+    can be won behind it.
 
     Args:
         budget: logits, at least 0.
@@ -36,9 +37,14 @@ class RegretBudgetAcceptor(Acceptor):
     def accept(self, context: StepContext) -> Tensor:
         parents, tree = context.parents, context.tree
         missed = tree.valid & (tree.parents >= 0) & ~context.exact
-        best = parents.to_children(parents.best + parents.log_z)
-        gaps = (best - parents.child_scores).where(missed, 0.0)
-        left = tree.max_depth - tree.depths + 1
+        if not parents.count:
+            return context.exact
+        logits = parents.logits.float()
+        best = parents.to_children(logits.amax(-1))
+        gaps = (best - logits[parents.slot, tree.tokens]).where(missed, 0.0)
+        # The block's end is the deepest level that the tree was grown for.
+        deepest = tree.depths.amax(1, keepdim=True) if tree.levels is None else tree.levels
+        left = deepest - tree.depths + 1
         spent, number_missed = path_sums(tree, gaps), path_sums(tree, missed.long())
         fits = (spent <= self.budget) & (number_missed <= self.mismatches)
         return context.exact | (missed & fits & (gaps <= self.gap * left))

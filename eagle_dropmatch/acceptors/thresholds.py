@@ -14,9 +14,12 @@ from eagle_dropmatch.acceptors.heads import mask_uniforms
 class ThresholdsAcceptor(Acceptor):
     """Walking the siblings: accept x iff p(x) >= single, or coin <= (p so far) / accumulated.
 
-    "So far" is the sum over x and the siblings before it; one coin decides for all children of a
-    node. Greedy there is no coin: the sum itself must reach ``accumulated``. The target's own
-    choice always passes; at the thresholds' 1 nothing else does, which is exact.
+    "So far" is the sum over x and the siblings before it, and the first sibling that reaches the
+    coin is taken. The target's own choice always passes and has its part in these probabilities:
+    where it is none of the children, a coin decides whether one of them is taken all the same, to
+    make up what the walk gives a sibling beyond its p, as far as there is room. Greedy there is no
+    coin: the first sibling whose sum reaches ``accumulated`` is taken. At the thresholds' 1 nothing
+    but the target's choice passes, which is exact.
 
     Args:
         single: in (0, 1].
@@ -40,13 +43,27 @@ class ThresholdsAcceptor(Acceptor):
         if self.single < 1:
             accepted = accepted | (p >= self.single)
         if self.accumulated < 1:
-            same = tree.parents[:, :, None] == tree.parents[:, None]
-            so_far = (p[:, None] * same.tril()).sum(-1)
-            if context.sampler.greedy:
-                return accepted | (so_far >= self.accumulated)
-            coins = mask_uniforms(
-                context.row_keys, self.seed, context.step, (p.shape[1],), p.device
-            )
-            coins = coins.gather(1, tree.parents.clamp(min=0))
-            accepted = accepted | ((coins <= so_far / self.accumulated) & (p > 0))
+            accepted = accepted | self._first(context, p)
         return accepted
+
+    def _first(self, context: StepContext, p: Tensor) -> Tensor:
+        """The sibling that the walk takes: [B, N] bool. ``p``: [B, N], 0 at the root."""
+        tree = context.tree
+        same = tree.parents[:, :, None] == tree.parents[:, None]
+        so_far = (p[:, None] * same.tril()).sum(-1)
+        if context.sampler.greedy:
+            before = so_far - p
+            return (so_far >= self.accumulated) & (before < self.accumulated) & (p > 0)
+        reach, before = ((each / self.accumulated).clamp(max=1) for each in (so_far, so_far - p))
+        missed = ~(same & context.exact[:, None]).any(-1)
+        # What the walk gives a sibling beyond what the target's own sample gives it, among the
+        # cases in which that sample is none of the children.
+        beyond = (reach - before - p).clamp(min=0)
+        outside = (1 - (p[:, None] * same).sum(-1)).clamp(min=1e-9)
+        share = beyond / outside
+        upper = (share[:, None] * same.tril()).sum(-1)
+        coins = mask_uniforms(
+            context.row_keys, self.seed, context.step, (p.shape[1],), p.device, self.name
+        )
+        coins = coins.gather(1, tree.parents.clamp(min=0))
+        return missed & (coins < upper) & (coins >= upper - share)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError
+from ..files import lock, write_text
 
 FORMAT = 2
 HEADER = "run.json"
@@ -165,13 +166,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a file of the folder in one step."""
-        target = self.path / name
-        temporary = target.with_name(f".{name}.new")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        write_text(self.path / name, text)
 
     def _write_header(self) -> None:
         self.write_text(HEADER, json.dumps(self._header, ensure_ascii=False, indent=2) + "\n")
@@ -196,18 +191,12 @@ class RunFolder:
 
     def _take_lock(self) -> None:
         """Two runs in one folder would double its questions."""
-        try:
-            import fcntl
-        except ImportError:  # Windows: no such lock, and the folder is trusted
-            return
         assert self._lock is not None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not lock(self._lock):
             self.close()
             raise UserError(
                 f"another run is writing to {self.path}; wait for it, or give another --output-dir"
-            ) from None
+            )
 
 
 def default_folder(root: Path, benchmark: str, arguments: Mapping[str, Any]) -> Path:

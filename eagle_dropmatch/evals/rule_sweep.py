@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import replacing
 from .summary import LossyComparison, Row, Summary
 
 SWEEP: Mapping[str, tuple[str, ...]] = {
@@ -106,7 +107,8 @@ def draw(summary: Summary, folder: Path, curves: Mapping[str, Sequence[str]] = S
         figure.supxlabel(label, fontsize=10)
         figure.supylabel("tau (tokens a step); dashed: exact", fontsize=10)
         for ending in ("png", "pdf"):
-            figure.savefig(folder / f"{file}.{ending}", dpi=130)
+            with replacing(folder / f"{file}.{ending}", "wb") as out:
+                figure.savefig(out, dpi=130, format=ending)
 
 
 def _point(row: Row, lossy: LossyComparison) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from eagle_dropmatch.assets import REFERENCE_TARGET_HUB_ID
 from eagle_dropmatch.drafts.eagle3 import Eagle3Config
+from eagle_dropmatch.files import write_text
 from eagle_dropmatch.training.corpus import Example
 from eagle_dropmatch.training.options import TrainOptions
 
@@ -77,9 +77,7 @@ def count_sources(examples: Sequence[Example]) -> tuple[SourceCount, ...]:
 
 def write_card(folder: Path, card: DraftCard, config: Eagle3Config) -> None:
     """Write ``README.md`` into a draft's folder, whole or not at all."""
-    part = folder / f".{CARD_NAME}.part"
-    part.write_text(card_text(card, config), encoding="utf-8")
-    os.replace(part, folder / CARD_NAME)
+    write_text(folder / CARD_NAME, card_text(card, config))
 
 
 def card_text(card: DraftCard, config: Eagle3Config) -> str:

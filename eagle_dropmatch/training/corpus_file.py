@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.files import lock, write_text
 from eagle_dropmatch.training.corpus import Example, append_lines, read_examples
 
 
@@ -72,20 +72,12 @@ class CorpusFile:
             file.truncate(data.rfind(b"\n") + 1)
 
     def _write_meta(self, meta: Mapping[str, Any]) -> None:
-        part = self.meta_path.with_name(f".{self.meta_path.name}.part")
-        part.write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, self.meta_path)
+        write_text(self.meta_path, json.dumps(meta, indent=1) + "\n")
 
     def _take_lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows: no such lock, and the user is trusted
-            return
         assert self._lock is not None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not lock(self._lock):
             self._lock.close()
             raise UserError(
                 f"another run is writing to {self.path}; wait for it, or give another --output"
-            ) from None
+            )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
+
+from eagle_dropmatch.files import replacing, write_text
 
 LOG = "log.jsonl"
 CURVES = "curves.png"
@@ -24,9 +25,7 @@ class RunLog:
         if self.path.exists():
             # A run that starts anew evaluates the untrained draft anew.
             kept = [row for row in read_log(folder) if row["step"] <= step] if step else []
-            part = self.path.with_suffix(".part")
-            part.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-            os.replace(part, self.path)
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def append(self, row: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -63,7 +62,6 @@ def draw_curves(out: Path) -> None:
     if taus:
         right.plot(*zip(*taus, strict=True), color="0.2", marker="o", markersize=3)
     right.set(xlabel="step", ylabel="tau", title="simulated tau, chain, held-out answers")
-    part = out / "curves.part.png"
-    figure.savefig(part, dpi=130)
+    with replacing(out / CURVES, "wb") as file:
+        figure.savefig(file, dpi=130, format="png")
     plt.close(figure)
-    os.replace(part, out / CURVES)

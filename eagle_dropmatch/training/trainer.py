@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from tqdm import tqdm
 from eagle_dropmatch.drafts.checkpoint import save_draft
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
 from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.files import replacing
 from eagle_dropmatch.taps import default_tap_layers
 from eagle_dropmatch.training.batches import collate, endless, fingerprint
 from eagle_dropmatch.training.card import DraftCard, write_card
@@ -215,16 +215,11 @@ class Trainer:
             "best_tau": self.best_tau,
             "data": self.data,
             "options": self.options.fixed,
-            "world": self.worker.world,
             "d2t": self.draft.d2t,
             "optimizer": self.optimizer.state(),
         }
-        part = self.out / "checkpoint.part"
-        with part.open("wb") as file:
+        with replacing(self.out / CHECKPOINT, "wb") as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.out / CHECKPOINT)
 
     def _resume(self) -> None:
         path = self.out / CHECKPOINT

@@ -370,7 +370,6 @@ def test_two_workers_train_as_one_does(place, checkpoint, monkeypatch):
     launch.train(together)
     one, two = (torch.load(f"{out}/checkpoint.pt", weights_only=True) for out in ("one", "two"))
     assert (one["rows"], one["step"]) == (two["rows"], two["step"])
-    assert (one["world"], two["world"]) == (1, 2)
     moved = one["optimizer"]["adam"]["state"][0]["exp_avg"]
     torch.testing.assert_close(
         two["optimizer"]["adam"]["state"][0]["exp_avg"], moved, rtol=1e-3, atol=1e-6
