@@ -63,6 +63,15 @@ def choose_held_out(examples: Sequence[Example], count: int) -> list[Example]:
     return sorted(greedy, key=lambda e: (hashlib.sha256(e.id.encode()).digest(), e.ids))[:count]
 
 
+def target_fingerprint(model: Any) -> str:
+    """A hash of the target's shape and of some of its weights: a resumed run must see the same."""
+    head = model.get_output_embeddings().weight
+    layers = model.config.get_text_config().num_hidden_layers
+    sample = head.detach()[:: max(1, len(head) // 64)].float().cpu().contiguous()
+    text = f"{layers} {tuple(head.shape)}".encode()
+    return hashlib.sha256(text + sample.numpy().tobytes()).hexdigest()[:16]
+
+
 class Trainer:
     """Trains ``draft`` against the frozen target; ``run()`` goes from the last checkpoint on."""
 
@@ -97,6 +106,7 @@ class Trainer:
         layers = model.config.get_text_config().num_hidden_layers
         taps = draft.config.tap_layers or default_tap_layers(layers)
         self.teacher = Teacher(model, taps, draft.d2t)
+        self.target = target_fingerprint(model)
         if draft.embed_tokens is not None:
             draft.embed_tokens.requires_grad_(False)
         trained = [p for p in draft.parameters() if p.requires_grad]
@@ -214,6 +224,7 @@ class Trainer:
             "rows": self.rows,
             "best_tau": self.best_tau,
             "data": self.data,
+            "target": self.target,
             "options": self.options.fixed,
             "d2t": self.draft.d2t,
             "optimizer": self.optimizer.state(),
@@ -226,9 +237,10 @@ class Trainer:
         if not path.exists():
             return
         state = torch.load(path, map_location="cpu", weights_only=True)
-        mine = {"data": self.data, **self.options.fixed}
-        # An option that is newer than the checkpoint had its default then.
-        theirs = {**TrainOptions().fixed, "data": state["data"], **state["options"]}
+        mine = {"data": self.data, "target": self.target, **self.options.fixed}
+        # What is newer than the checkpoint had its default then, or was not compared.
+        theirs = {**TrainOptions().fixed, "target": self.target, **state["options"]}
+        theirs |= {name: state[name] for name in ("data", "target") if name in state}
         differ = [key for key in mine if mine[key] != theirs[key]]
         if not torch.equal(state["d2t"], self.draft.d2t.cpu()):
             differ.append("draft vocabulary")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import random
@@ -185,6 +186,15 @@ def test_a_run_is_not_resumed_with_another_draft(model, tmp_path):
     ):
         with pytest.raises(UserError, match=f"another {told}:"):
             Trainer(draft, model, toy_examples(30), tmp_path, OPTIONS, stop_ids=())
+
+
+def test_a_run_is_not_resumed_with_another_target(model, tmp_path):
+    build(model, tmp_path, steps=1).run()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_output_embeddings().weight.mul_(1.01)
+    with pytest.raises(UserError, match="another target:"):
+        build(other, tmp_path)
 
 
 def test_a_checkpoint_from_before_an_option_existed_is_resumed(model, tmp_path):
