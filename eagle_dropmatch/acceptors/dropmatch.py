@@ -26,6 +26,10 @@ _ROWS_AT_ONCE = 256  # whole heads computed together
 class DropoutRule(Acceptor):
     """What the rules of K dropout heads share: their options and the heads themselves.
 
+    At a temperature above 0 each head draws a token of its own, as the paper has it. So the rules
+    do not tend to exact acceptance as the rate tends to 0 (at 0 they are exact): what loosens them
+    there is K.
+
     Args:
         K: number of heads (the paper: 5).
         p_drop: dropout rate in [0, 1), K rates, one for each head, or ``"auto"``: solved on each

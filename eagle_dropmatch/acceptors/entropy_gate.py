@@ -19,7 +19,9 @@ class EntropyGateAcceptor(Acceptor):
     A node that is not the target's choice is kept iff the entropy of its parent's distribution,
     divided by ln V, is at least ``theta``, some path of ``window`` matches follows it in the tree,
     and no other mismatch stands within ``window`` nodes before it. A mismatch so near the leaves
-    that the window does not fit is not kept: nobody has seen how the target takes it.
+    that the window does not fit is not kept: nobody has seen how the target takes it. At a
+    temperature above 0 the matches that follow are of the target's samples, whose numbers come
+    again in the next step.
 
     Args:
         theta: at least 0; above 1 it is exact.
