@@ -17,7 +17,7 @@ from eagle_dropmatch.taps import default_tap_layers
 from eagle_dropmatch.target import ATTENTION_BACKENDS, TargetModel, check_attention, probe
 
 #: The reference pair's fastest tree on two CPU cores, by measurement (results/tree-search).
-REFERENCE_TREE = TreeShape(total_token=8, depth=2, top_k=3)
+REFERENCE_TREE = TreeShape(total_token=20, depth=4, top_k=4)
 
 
 @dataclass(frozen=True)

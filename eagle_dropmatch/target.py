@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,16 @@ class LMHead:
         """[..., D] -> [..., V]."""
         logits: Tensor = self.module(hidden)
         return logits if self.finish is None else self.finish(logits)
+
+    @cached_property
+    def column_variance(self) -> Tensor:
+        """[D] float32, of each column of the weights over the vocabulary."""
+        weight = self.weight
+        # In parts: a float32 copy of a large head is gigabytes.
+        parts = weight.detach().split(8192)
+        mean = torch.stack([part.float().sum(0) for part in parts]).sum(0) / len(weight)
+        squares = [(part.float() - mean).square().sum(0) for part in parts]
+        return torch.stack(squares).sum(0) / (len(weight) - 1)
 
     def at(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """The product at a few tokens alone, in float32 and unfinished.

@@ -22,6 +22,8 @@ class _Composite(Acceptor):
             raise UserError(
                 f"{self.name} was given {list(rules)!r}: expected one or more acceptance rules"
             )
+        if any(getattr(rule, "p_drop", None) == "running" for rule in rules):
+            raise UserError(f"{self.name}: a running p_drop follows its own paths, not shared ones")
         self.rules = rules
         self.needs_draft = any(rule.needs_draft for rule in rules)
 

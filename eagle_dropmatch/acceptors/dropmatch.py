@@ -11,9 +11,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from eagle_dropmatch.acceptors.base import Acceptor, Options, PromptContext, RowState, StepContext
+from eagle_dropmatch.acceptors.base import (
+    Acceptor,
+    Options,
+    PromptContext,
+    RowState,
+    StepContext,
+    Verdict,
+)
 from eagle_dropmatch.acceptors.divergence import js_divergence, js_from_draft
-from eagle_dropmatch.acceptors.heads import NOISES, head_choices, mask_uniforms, solve_p_drop
+from eagle_dropmatch.acceptors.heads import (
+    NOISES,
+    head_choices,
+    mask_uniforms,
+    normal,
+    solve_p_drop,
+)
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.sampling import first_argmax, place_uniforms
 from eagle_dropmatch.tree import reachable
@@ -21,6 +34,8 @@ from eagle_dropmatch.tree import reachable
 #: The paper's dropout rate, and the most that ``auto`` ever chooses.
 PAPER_P_DROP = 0.3
 _ROWS_AT_ONCE = 256  # whole heads computed together
+_SWAG_TOKENS = 512
+_FOLLOW, _LEAST_RATE = 0.25, 1e-3  # of a running rate: its pace, and what it never falls below
 
 
 class DropoutRule(Acceptor):
@@ -34,14 +49,19 @@ class DropoutRule(Acceptor):
         K: number of heads (the paper: 5).
         p_drop: dropout rate in [0, 1), K rates, one for each head, or ``"auto"``: solved on each
             prompt so that a head agrees with the clean argmax at ``head_agreement`` of its
-            positions, at most 0.3.
+            positions, at most 0.3. ``"running"`` starts there and goes on: after each step the rate
+            grows or shrinks with how often heads agreed along the accepted path.
         head_agreement: the share that ``auto`` solves for, in (0, 1]. 0.8 is the lowest at which,
             on the reference target, the median token that a head lets in beside the clean argmax
             still has a tenth of the clean probability (results/agreement).
         include_clean: keep the target's own choice too; acceptance from the same prefix is then
             never shorter than exact.
         mask: ``"node"`` draws masks for every node, ``"step"`` one set for all nodes of a step.
-        noise: ``"dropout"``, or ``"gaussian"`` of the same mean and variance.
+        noise: ``"dropout"``; ``"gaussian"`` of the same mean and variance; or ``"swag"``: normal
+            noise on the LM head's weights, as if they were drawn around their values with p / (1 -
+            p) times the variance of their column. No training trajectory is there to estimate it
+            from, so the spread of the head's own rows stands in. Each token's logit then moves by
+            itself; the 512 likeliest take part.
         adapt: ``"none"``; or the rate of a node shrinks with what the target knows there, by the
             factor 1 - H / ln V of its ``"entropy"`` H, or by the ``"margin"`` between its two
             likeliest tokens' probabilities.
@@ -49,18 +69,22 @@ class DropoutRule(Acceptor):
     """
 
     strict: ClassVar[Options] = {"p_drop": 0.0}
+    #: What ``noise`` may be.
+    noises: ClassVar[tuple[str, ...]] = (*NOISES, "swag")
 
     def __init__(
         self,
         K: int = 5,
-        p_drop: float | Sequence[float] | Literal["auto"] = "auto",
+        p_drop: float | Sequence[float] | Literal["auto", "running"] = "auto",
         head_agreement: float = 0.8,
         include_clean: bool = False,
         mask: Literal["node", "step"] = "node",
-        noise: Literal["dropout", "gaussian"] = "dropout",
+        noise: Literal["dropout", "gaussian", "swag"] = "dropout",
         adapt: Literal["none", "entropy", "margin"] = "none",
         seed: int = 0,
     ) -> None:
+        if p_drop == "running" and noise == "swag":
+            raise UserError("p_drop is 'running': that follows heads of noise dropout or gaussian")
         if not isinstance(K, int) or K < 1:
             raise UserError(f"K is {K!r}: expected a whole number of at least one dropout head")
         if isinstance(p_drop, list | tuple):
@@ -68,7 +92,7 @@ class DropoutRule(Acceptor):
                 raise UserError(f"p_drop has {len(p_drop)} rates for K = {K} heads: give K of them")
             rates: tuple[object, ...] = tuple(p_drop)
         else:
-            rates = (p_drop,) if p_drop != "auto" else ()
+            rates = (p_drop,) if p_drop not in ("auto", "running") else ()
         for rate in rates:
             if not (
                 isinstance(rate, int | float)
@@ -76,12 +100,14 @@ class DropoutRule(Acceptor):
                 and math.isfinite(rate)
                 and 0 <= rate < 1
             ):
-                raise UserError(f"p_drop is {rate!r}: expected a number in [0, 1) or 'auto'")
+                raise UserError(
+                    f"p_drop is {rate!r}: expected a number in [0, 1), 'auto' or 'running'"
+                )
         if not 0 < head_agreement <= 1:
             raise UserError(f"head_agreement is {head_agreement}: expected a share in (0, 1]")
         for name, value, known in (
             ("mask", mask, ("node", "step")),
-            ("noise", noise, tuple(NOISES)),
+            ("noise", noise, self.noises),
             ("adapt", adapt, ("none", "entropy", "margin")),
         ):
             if value not in known:
@@ -95,7 +121,7 @@ class DropoutRule(Acceptor):
     def start(self, context: PromptContext) -> RowState:
         """Each row's rates [B, K]: those given, or the one that fits the row's prompt."""
         hidden = context.prefill.hidden
-        if self.p_drop == "auto":
+        if self.p_drop in ("auto", "running"):
             solved = torch.stack(
                 [
                     solve_p_drop(
@@ -110,6 +136,29 @@ class DropoutRule(Acceptor):
             return {"p_drop": solved[:, None].repeat(1, self.K)}
         rates = torch.tensor(self.p_drop, device=hidden.device, dtype=torch.float32)
         return {"p_drop": rates.expand(hidden.shape[0], self.K).clone()}
+
+    def verify(self, context: StepContext) -> Verdict:
+        verdict = super().verify(context)
+        if self.p_drop == "running":
+            self._follow(context, verdict.path)
+        return verdict
+
+    def _follow(self, context: StepContext, path: Tensor) -> None:
+        """Move each row's rate towards ``head_agreement``, by its heads along the path [B, A]."""
+        parents, rates = context.parents, context.state["p_drop"]
+        on_path = torch.zeros_like(context.tree.valid)
+        on_path.scatter_(1, path.clamp(min=0), True)  # the root is on every path
+        index = on_path[parents.row, parents.node].nonzero()[:, 0]
+        said = Heads(self, context).argmaxes(index)
+        row = parents.row[index]
+        agreed = (said == first_argmax(parents.logits[index])[:, None]).float().mean(-1)
+        total = torch.zeros(len(rates), device=rates.device)
+        count = torch.zeros_like(total).index_add_(0, row, torch.ones_like(agreed))
+        share = total.index_add_(0, row, agreed) / count.clamp(min=1)
+        turn = torch.where(count > 0, share - self.head_agreement, 0.0)
+        moved = rates * (_FOLLOW * turn).exp()[:, None]
+        # In place: the loop keeps this very tensor for the row's next step.
+        rates.copy_(moved.clamp(_LEAST_RATE, PAPER_P_DROP))
 
     def accept(self, context: StepContext) -> Tensor:
         accepted = self.match(Heads(self, context), context)
@@ -127,7 +176,7 @@ class Heads:
     def __init__(self, rule: DropoutRule, context: StepContext) -> None:
         self._rule, self._context = rule, context
         self.parents = context.parents
-        self._noise = NOISES[rule.noise]
+        self._noise = NOISES.get(rule.noise)
         self.rates = context.state["p_drop"][self.parents.row]
         if rule.adapt != "none":
             self.rates = self.rates * self._certainty()[:, None]
@@ -135,11 +184,19 @@ class Heads:
     @cached_property
     def _uniforms(self) -> Tensor:
         """[M, K, D]: what the masks are made of."""
+        return self._numbers(self.parents.hidden.shape[-1])
+
+    def _numbers(self, size: int) -> Tensor:
+        """[M, K, size] uniform numbers."""
         rule, context = self._rule, self._context
-        nodes = context.tree.num_nodes
-        hidden = self.parents.hidden
-        shape = (nodes if rule.mask == "node" else 1, rule.K, hidden.shape[-1])
-        uniforms = mask_uniforms(context.row_keys, rule.seed, context.step, shape, hidden.device)
+        nodes = context.tree.num_nodes if rule.mask == "node" else 1
+        uniforms = mask_uniforms(
+            context.row_keys,
+            rule.seed,
+            context.step,
+            (nodes, rule.K, size),
+            context.output.hidden.device,
+        )
         row, node = self.parents.row, self.parents.node
         return uniforms[row, node if rule.mask == "node" else torch.zeros_like(node)]
 
@@ -157,7 +214,9 @@ class Heads:
     def choices(self) -> Tensor:
         """[M, K] int64: what each head says: its argmax, or at a temperature above 0 its sample."""
         sampler, parents, context = self._context.sampler, self.parents, self._context
-        if sampler.greedy and not sampler.penalises:
+        if self._noise is None:
+            found = self._disturbed_weights()
+        elif sampler.greedy and not sampler.penalises:
             found = head_choices(
                 parents.hidden,
                 self._uniforms,
@@ -174,6 +233,18 @@ class Heads:
         # precision that rounds near ties otherwise: p_drop 0 must equal exact to the bit.
         clean = context.choice[parents.row, parents.node][:, None]
         return torch.where(self.rates == 0, clean, found)
+
+    def argmaxes(self, index: Tensor) -> Tensor:
+        """[m, K] int64: the argmax of every head at some of the M nodes, at any temperature."""
+        assert self._noise is not None
+        return head_choices(
+            self.parents.hidden[index],
+            self._uniforms[index],
+            self.rates[index],
+            self._context.head,
+            self._context.logits.shape[-1],
+            self._noise,
+        )
 
     def logits(self, max_elements: int = 2**24) -> Iterator[tuple[Tensor, slice]]:
         """The heads' logits [m, K, V], penalised, for some of the M nodes after the other.
@@ -193,8 +264,19 @@ class Heads:
                 logits = flat.view_as(logits)
             yield logits, part
 
+    def _disturbed_weights(self) -> Tensor:
+        """[M, K]: what the heads say whose weights are disturbed, not their inputs."""
+        top = self.parents.logits.float().topk(min(_SWAG_TOKENS, self.parents.logits.shape[-1]))
+        spread = self.parents.hidden.float().square() @ self._context.head.column_variance
+        spread = (self.rates / (1 - self.rates)).sqrt() * spread.sqrt()[:, None]
+        shaken = top.values[:, None] + spread[..., None] * normal(
+            self._numbers(top.values.shape[-1])
+        )
+        return top.indices.gather(1, self._say(shaken, slice(None)))
+
     def _noisy(self, part: slice = slice(None)) -> Tensor:
         """[m, K, D]: the head's inputs, disturbed, in the model's dtype."""
+        assert self._noise is not None
         hidden = self.parents.hidden[part, None]
         return self._noise(hidden, self._uniforms[part], self.rates[part, :, None])
 
@@ -214,7 +296,7 @@ class Heads:
         """
         context, parents, tree = self._context, self.parents, self._context.tree
         accepted = torch.zeros_like(tree.valid) if also is None else also.clone()
-        whole = not context.sampler.greedy or context.sampler.penalises
+        whole = not context.sampler.greedy or context.sampler.penalises or self._noise is None
         if whole or context.head.finish is not None or not parents.count:
             said = parents.to_children(self.choices)
             return accepted | (said == tree.tokens[..., None]).any(-1)
@@ -306,6 +388,7 @@ class JSAcceptor(DropoutRule):
 
     name = "js"
     strict: ClassVar[Options] = {"p_drop": 0.0, "include_clean": True}
+    noises = tuple(NOISES)
     needs_draft = True
 
     def match(self, heads: Heads, context: StepContext) -> Tensor:
@@ -319,6 +402,7 @@ class DropMatchAcceptor(DropoutRule):
     """
 
     name = "dropmatch"
+    noises = tuple(NOISES)
     needs_draft = True
 
     def match(self, heads: Heads, context: StepContext) -> Tensor:

@@ -36,10 +36,14 @@ def shake(hidden: Tensor, uniforms: Tensor, p_drop: Tensor) -> Tensor:
 
     Args: as for ``drop``; ``uniforms`` become g through the normal quantile.
     """
-    # 0 and 1 have no quantile, and the middle of the last cell of 2^-24 would round to 1.
-    noise = torch.special.ndtri((uniforms + 2.0**-25).clamp(max=1 - 2.0**-24))
     spread = (p_drop / (1.0 - p_drop)).sqrt()
-    return hidden * (1.0 + spread * noise).to(hidden.dtype)
+    return hidden * (1.0 + spread * normal(uniforms)).to(hidden.dtype)
+
+
+def normal(uniforms: Tensor) -> Tensor:
+    """Standard normal numbers from uniform ones on [0, 1), through the quantile."""
+    # 0 and 1 have no quantile, and the middle of the last cell of 2^-24 would round to 1.
+    return torch.special.ndtri((uniforms + 2.0**-25).clamp(max=1 - 2.0**-24))
 
 
 #: How a head's input is disturbed, by name.

@@ -141,6 +141,10 @@ def fit_tree(decoder: Any, options: EvalOptions) -> None:
             f"can give ({most} nodes with the root): clipped to {most}"
         )
     decoder.tree = replace(tree, total_token=min(wanted, most))
+    for nodes, depth, top_k in options.trees:
+        most = candidate_count(depth, top_k) + 1
+        if nodes > most:
+            _say(f"note: tree {nodes}/{depth}/{top_k} has at most {most} nodes: clipped to that")
 
 
 def make_rules(options: EvalOptions) -> dict[str, Acceptor]:

@@ -20,6 +20,10 @@ SWEEP: Mapping[str, tuple[str, ...]] = {
     "naive, gaussian": tuple(
         f"naive(head_agreement={share}, noise=gaussian)" for share in (0.9, 0.8, 0.7)
     ),
+    "naive, swag": tuple(f"naive(p_drop={p}, noise=swag)" for p in (0.01, 0.03, 0.1)),
+    "naive, running": tuple(
+        f"naive(head_agreement={share}, p_drop=running)" for share in (0.9, 0.8, 0.7)
+    ),
     "naive, p by entropy": tuple(
         f"naive(head_agreement={share}, adapt=entropy)" for share in (0.9, 0.8, 0.7)
     ),

@@ -111,7 +111,8 @@ def summarise(specs: Sequence[ArmSpec], results: Results, *, sampled: bool = Fal
         for group in pools
         if by_group[group].lossy and EXACT in pools
     )
-    truthful = [group for group in (HF, PLAIN, EXACT) if group in pools]
+    exact = [group for group in pools if by_group[group].acceptance == EXACT]
+    truthful = [*(group for group in (HF, PLAIN) if group in pools), *exact]
     if sampled and HF in truthful:
         truthful.remove(HF)
     agreements = tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -430,3 +431,54 @@ def test_auto_generates_with_the_rates_it_solved(
     loose = generate(target, draft, prompts, NaiveAcceptor(p_drop="auto", head_agreement=0.5))
     assert exact.stats.relaxed_share == 0
     assert strict.stats.relaxed_share < loose.stats.relaxed_share
+
+
+def test_a_running_rate_follows_how_often_heads_agree(
+    target: TargetModel, draft: Eagle3Draft, prompts: list[list[int]]
+) -> None:
+    seen: list[list[float]] = []
+
+    class Seen(NaiveAcceptor):
+        def verify(self, context: StepContext) -> Any:
+            verdict = super().verify(context)
+            seen.append(context.state["p_drop"][:, 0].tolist())
+            return verdict
+
+    for wanted in (0.98, 0.5):
+        seen.clear()
+        rule = Seen(K=8, p_drop="running", head_agreement=wanted)
+        generate(target, draft, prompts[:1], rule, max_new_tokens=60)
+        rates = [step[0] for step in seen]
+        assert len(set(rates)) > len(rates) // 2
+        assert all(1e-3 <= rate <= 0.3 + 1e-6 for rate in rates)
+        if wanted > 0.9:
+            strict = statistics.fmean(rates)
+        else:
+            assert statistics.fmean(rates) > strict
+
+
+def test_a_running_rate_belongs_to_its_row_and_its_answer(
+    target: TargetModel, draft: Eagle3Draft, prompts: list[list[int]]
+) -> None:
+    rule = NaiveAcceptor(K=5, p_drop="running", head_agreement=0.8)
+    both = generate(target, draft, prompts[:2], rule)
+    for row in range(2):
+        alone = generate(target, draft, [prompts[row]], rule)
+        assert alone.sequences[0, -COUNT:].tolist() == both.sequences[row, -COUNT:].tolist()
+
+
+def test_disturbed_weights_move_each_logit_by_its_own_number() -> None:
+    rows, size, p = 4000, 32, 0.2
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(6, size, generator=generator)
+    hidden = torch.randn(size, generator=generator)
+    tree = DraftTree.chain(torch.zeros(rows, 2, dtype=torch.int64))
+    drawn = Scene(tree, hidden.expand(rows, 2, size), linear_head(weight))
+    rule = NaiveAcceptor(K=1, p_drop=p, noise="swag")
+    said = Heads(rule, drawn.step(rule)).choices[:, 0]
+    spread = (p / (1 - p) * (hidden.square() * weight.var(0)).sum()).sqrt()
+    noise = torch.randn(200_000, 6, generator=generator)
+    wanted = torch.bincount((weight @ hidden + spread * noise).argmax(-1), minlength=6) / 200_000
+    found = torch.bincount(said, minlength=6) / rows
+    assert ((found - wanted).abs() <= 4 * (wanted * (1 - wanted) / rows).sqrt() + 0.003).all()
+    assert (found > 0.02).sum() > 1

@@ -1,0 +1,277 @@
+#!/usr/bin/env python
+"""What the dropout heads do at the nodes of real draft trees.
+
+Four parts, all on MT-Bench with the reference pair or the one given:
+
+  cheap  naive's verdicts by few whole heads against all K heads over all tokens: how many differ
+  time   their time, and that of all heads, as shares of the verification forward
+  flip   the closed form Phi(-D / s) against 10,000 sampled masks
+  js     the paper's tables 2 and 3 on trees: votes, their probability, JS of draft and heads
+
+  python scripts/measure_heads.py --output-dir results/heads
+  python scripts/measure_heads.py --parts cheap --limit all --heads 16 --max-new-tokens 48
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from eagle_dropmatch import cli
+from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.evals import MTBench
+from eagle_dropmatch.evals.base import select
+from eagle_dropmatch.evals.chat import ChatSettings, render
+from eagle_dropmatch.evals.checkpoints import check_models
+
+PARTS = ("cheap", "time", "flip", "js")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = cli.Parser(description=str(__doc__))
+    parser.add_argument("--target", metavar="MODEL", help="default: the reference pair")
+    parser.add_argument("--draft", metavar="MODEL")
+    parser.add_argument("--questions", type=Path, metavar="FILE", help="default: MT-Bench's")
+    parser.add_argument("--limit", type=cli.limit, default=10, metavar="N", help="default 10")
+    parser.add_argument("--max-new-tokens", type=cli.integer(1), default=48, metavar="N")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--heads", type=cli.integer(1), default=5, metavar="K")
+    parser.add_argument("--total-token", type=cli.integer(2), metavar="T")
+    parser.add_argument("--depth", type=cli.integer(0), metavar="D")
+    parser.add_argument("--top-k", type=cli.integer(1), metavar="K")
+    parser.add_argument(
+        "--p-drop",
+        type=cli.drop_probability,
+        nargs="+",
+        metavar="P",
+        default=["auto", 0.05, 0.1, 0.2, 0.3, 0.5],
+        help="of part js",
+    )
+    parser.add_argument("--output-dir", type=Path, metavar="DIR", help="heads.md and heads.json")
+    args = parser.parse_args(argv)
+    if (args.target is None) != (args.draft is None):
+        raise UserError("give both --target and --draft, or neither for the reference pair")
+    check_models(args.target, args.draft)
+    benchmark = MTBench()
+    questions = select(benchmark.load(args.questions), limit=args.limit)
+    if args.output_dir is not None:
+        from eagle_dropmatch.training.checks import check_writable
+
+        check_writable(args.output_dir)
+
+    cli.silence_transformers()
+    from eagle_dropmatch.decoder import SpeculativeDecoder
+
+    decoder = SpeculativeDecoder.from_pretrained(
+        args.target,
+        args.draft,
+        total_token=args.total_token,
+        depth=args.depth,
+        top_k=args.top_k,
+    )
+    prompts = [
+        render(decoder.tokenizer, benchmark.prompt(question, 0, []), ChatSettings()).ids
+        for question in questions
+    ]
+    tree = decoder.tree
+    lines = [
+        f"`python scripts/measure_heads.py {shlex.join(argv)}`",
+        "",
+        f"First turns of {len(questions)} MT-Bench questions, {args.max_new_tokens} new tokens "
+        f"each, exact acceptance, tree {tree.total_token}/{tree.depth}/{tree.top_k} (nodes/depth/"
+        f"top-k), K = {args.heads}, {str(decoder.target.dtype).removeprefix('torch.')}.",
+    ]
+    data: dict[str, Any] = {}
+    for part in args.parts:
+        found, told = _RUN[part](decoder, prompts, args)
+        data[part] = found
+        lines += ["", *told]
+        print("\n".join(told) + "\n", flush=True)
+    if args.output_dir is not None:
+        import json
+
+        from eagle_dropmatch.files import write_text
+
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        write_text(args.output_dir / "heads.md", "\n".join(lines) + "\n")
+        write_text(args.output_dir / "heads.json", json.dumps(data, indent=1) + "\n")
+    return 0
+
+
+def _answer(decoder: Any, prompts: Sequence[Sequence[int]], args: Any, rule: Any) -> None:
+    import torch
+    from tqdm import tqdm
+
+    decoder.acceptor = rule
+    for prompt in tqdm(prompts, unit="question", dynamic_ncols=True):
+        ids = torch.tensor([list(prompt)], device=decoder.target.device)
+        decoder.generate(ids, max_new_tokens=args.max_new_tokens, repetition_penalty=1.0)
+
+
+def _cheap(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
+    from eagle_dropmatch.acceptors import NaiveAcceptor
+    from eagle_dropmatch.evals.head_checks import CheapHeads, Watching
+
+    rule = NaiveAcceptor(K=args.heads)
+    check = CheapHeads(rule)
+    _answer(decoder, prompts, args, Watching([rule], check))
+    found = {name: value for name, value in vars(check).items() if name != "rule"}
+    return found, [
+        f"**Cheap heads against all heads over all tokens**: {check.pairs:,} (node, head) pairs, "
+        f"{check.nodes:,} drafted nodes, of which all heads let in {check.accepted:,}: "
+        f"{check.differing:,} other verdicts; {check.other_paths:,} of {check.paths:,} steps keep "
+        "another path."
+    ]
+
+
+def _time(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
+    from eagle_dropmatch.acceptors import NaiveAcceptor
+    from eagle_dropmatch.evals.head_checks import HeadTimes, Watching
+
+    rule = NaiveAcceptor(K=args.heads)
+    times = HeadTimes(rule)
+    verify = decoder.target.verify
+    decoder.target.verify = times.timing(verify)
+    try:
+        _answer(decoder, prompts, args, Watching([rule], times))
+    finally:
+        decoder.target.verify = verify
+    cheap, whole = times.shares()
+    medians = {
+        name: statistics.median(getattr(times, name)) * 1e3
+        for name in ("forward", "cheap", "whole")
+    }
+    return {**medians, "cheap_share": cheap, "whole_share": whole, "steps": len(times.cheap)}, [
+        f"**Time**, medians of {len(times.cheap)} steps in one process: verification forward "
+        f"{medians['forward']:.1f} ms; naive's verdicts by few whole heads {medians['cheap']:.2f} "
+        f"ms ({cheap:.1%} of it); all heads over all tokens {medians['whole']:.2f} ms "
+        f"({whole:.1%})."
+    ]
+
+
+def _flip(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
+    from eagle_dropmatch.acceptors import NaiveAcceptor
+    from eagle_dropmatch.evals.head_checks import FlipCheck, Watching
+
+    check = FlipCheck()
+    _answer(decoder, prompts, args, Watching([NaiveAcceptor(K=args.heads)], check))
+    rows = list(zip(check.closed, check.beats, check.wins, check.terms, strict=True))
+    told = [
+        f"**Closed form against {check.masks:,} masks** at {len(rows)} drafted tokens that are not "
+        "the argmax. Within: the share of masks lies within three binomial standard errors and "
+        "0.01 of Phi(-D / s). Verdict: both sides of 1 - (1 - f)^K >= 0.5 agree.",
+        "",
+        "| dimensions that carry the gap | tokens | within | largest error | beats argmax, verdict "
+        "agrees | beats all, verdict agrees |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    found = []
+    edges = [0, 10, 20, 40, 80, float("inf")]
+    for low, high in pairwise(edges):
+        mine = [row for row in rows if low <= row[3] < high]
+        if not mine:
+            continue
+        errors = [abs(f - b) for f, b, *_ in mine]
+        within = [
+            error <= 3 * (b * (1 - b) / check.masks) ** 0.5 + 0.01
+            for error, (_, b, *_) in zip(errors, mine, strict=True)
+        ]
+
+        accepted = [[1 - (1 - f) ** args.heads >= 0.5 for f in row[:3]] for row in mine]
+        argmax, everything = (
+            statistics.fmean(row[0] == row[which] for row in accepted) for which in (1, 2)
+        )
+        name = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} and more"
+        share, largest = statistics.fmean(within), max(errors)
+        told.append(
+            f"| {name} | {len(mine)} | {share:.1%} | {largest:.3f} | {argmax:.1%} | "
+            f"{everything:.1%} |"
+        )
+        found.append(
+            {
+                "terms": name,
+                "tokens": len(mine),
+                "within": share,
+                "largest": largest,
+                "agree_argmax": argmax,
+                "agree_all": everything,
+            }
+        )
+    return found, told
+
+
+def _js(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
+    from eagle_dropmatch.acceptors import NaiveAcceptor
+    from eagle_dropmatch.acceptors.dropmatch import Heads
+    from eagle_dropmatch.evals.head_checks import Divergences, Watching, with_state
+
+    rules = [NaiveAcceptor(K=args.heads, p_drop=p) for p in args.p_drop]
+    tables = [Divergences() for _ in rules]
+
+    def watch(context: Any, states: Any) -> None:
+        for rule, state, table in zip(rules, states, tables, strict=True):
+            own = with_state(context, state)
+            table.add(Heads(rule, own), own)
+
+    _answer(decoder, prompts, args, Watching(rules, watch, draft=True))
+    told = [
+        f"**Votes and divergences** at {len(tables[0].votes):,} nodes with children. Votes: heads "
+        "of the most frequent token. JS in nats.",
+        "",
+        f"| p_drop | JS passes | share of nodes with 1 .. {args.heads} votes | the same where JS "
+        "fails | mean clean probability of the most frequent token, 1 .. votes | JS(q, c) "
+        "dispersed / concentrated | mean JS(p_i, c) dispersed / concentrated | c outside the "
+        "draft's vocabulary |",
+        "|---|--:|---|---|---|---|---|--:|",
+    ]
+    found = []
+    for p, table in zip(args.p_drop, tables, strict=True):
+        passing = table.passing
+        every = range(1, args.heads + 1)
+        failing = [v for v, ok in zip(table.votes, passing, strict=True) if not ok]
+        apart = [i for i, v in enumerate(table.votes) if v < args.heads]
+        together = [i for i, v in enumerate(table.votes) if v == args.heads]
+        row = {
+            "p_drop": p,
+            "passes": statistics.fmean(passing),
+            "votes": [_share(table.votes, v) for v in every],
+            "votes_failing": [_share(failing, v) for v in every],
+            "probability": [
+                _mean([x for x, n in zip(table.probability, table.votes, strict=True) if n == v])
+                for v in every
+            ],
+            "draft": [_mean([table.draft[i] for i in part]) for part in (apart, together)],
+            "heads": [_mean([table.mean_head[i] for i in part]) for part in (apart, together)],
+            "outside": _mean(table.outside),
+        }
+        found.append(row)
+        told.append(
+            f"| {p} | {row['passes']:.1%} | {_list(row['votes'], '.1%')} | "
+            f"{_list(row['votes_failing'], '.1%')} | {_list(row['probability'], '.3f')} | "
+            f"{_list(row['draft'], '.4f')} | {_list(row['heads'], '.4f')} | {row['outside']:.3f} |"
+        )
+    return found, told
+
+
+def _share(values: Sequence[int], wanted: int) -> float | None:
+    return sum(v == wanted for v in values) / len(values) if values else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _list(values: Sequence[float | None], form: str) -> str:
+    return " / ".join("-" if v is None else format(v, form) for v in values)
+
+
+_RUN = {"cheap": _cheap, "time": _time, "flip": _flip, "js": _js}
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run_command(main))
