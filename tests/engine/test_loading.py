@@ -130,7 +130,7 @@ def test_a_draft_without_fusion_reads_one_layer_or_the_normed_last_state(
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ({"acceptor": "nave"}, ("'nave'", "exact, naive")),
+        ({"acceptor": "nave"}, ("'nave'", "exact, sampling, naive")),
         ({"acceptor": "naive", "acceptor_options": {"p_drop": 1.5}}, ("p_drop is 1.5",)),
         ({"depth": -1}, ("depth is -1",)),
         ({"total_token": 0}, ("total_token is 0",)),
