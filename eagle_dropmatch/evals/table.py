@@ -191,7 +191,7 @@ def _lossy_notes(comparison: LossyComparison) -> list[str]:
     name = comparison.group
     if not comparison.drafting:
         return [
-            f"{name}: plain sampling among the tokens that the rule would accept. "
+            f"{name}, plain sampling among the tokens that the rule would accept: "
             f"{_quality(comparison)}"
         ]
     place = (
@@ -218,9 +218,9 @@ def _lossy_notes(comparison: LossyComparison) -> list[str]:
 
 
 def _quality(comparison: LossyComparison) -> str:
+    cost = _claim(comparison.log_probability_cost, 0.0, " nats below exact's")
     return (
-        "the target's log-probability of an answer's token is "
-        f"{_claim(comparison.log_probability_cost, 0.0)} nats below exact's; "
+        f"the target's log-probability of an answer's token is {cost}; "
         f"{100 * comparison.stray_share:.1f}% of the tokens are not its argmax"
         f"{_strays(comparison)}."
     )
@@ -241,12 +241,12 @@ def _display(group: str) -> str:
     return {PLAIN: "plain decoding", HF: "transformers' generate"}.get(group, group)
 
 
-def _claim(estimate: Estimate, neutral: float = 1.0) -> str:
+def _claim(estimate: Estimate, neutral: float = 1.0, unit: str = "") -> str:
     """The number, and whether a difference may be claimed at all."""
     if estimate.interval is None:
-        return f"{_number(estimate.value, 3)} (too few questions for an interval)"
+        return f"{_number(estimate.value, 3)}{unit} (too few questions for an interval)"
     verdict = "" if estimate.interval.excludes(neutral) else ": no difference shown"
-    return f"{_inline(estimate)}{verdict}"
+    return f"{_inline(estimate)}{unit}{verdict}"
 
 
 def _inline(estimate: Estimate) -> str:
