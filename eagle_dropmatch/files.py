@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from eagle_dropmatch.errors import UserError
 
 
 @contextmanager
@@ -47,3 +50,16 @@ def lock(file: IO[Any]) -> bool:
     except OSError:
         return False
     return True
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder if needed and see that it takes files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"the output folder {folder} cannot be written ({error.strerror or error}): "
+            "give another"
+        ) from None

@@ -19,7 +19,7 @@ from eagle_dropmatch.acceptors.base import (
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation
 from eagle_dropmatch.sampling import Sampler, Scores, first_argmax, place_uniforms
 from eagle_dropmatch.stats import RowStats
-from eagle_dropmatch.target import TargetModel, TargetOutput
+from eagle_dropmatch.target import PrefillOutput, TargetModel, TargetOutput
 from eagle_dropmatch.tree import DraftTree, ancestor_matrix
 from eagle_dropmatch.truncation import require_usable, truncate
 
@@ -29,9 +29,8 @@ class Row:
     """One answer while it is being written. ``tokens`` are new tokens, the pending root last."""
 
     index: int  # place in the caller's batch
-    prompt_tokens: int
     key: int
-    prompt: list[int] = field(default_factory=list)
+    prompt: Sequence[int]
     tokens: list[int] = field(default_factory=list)
     accept_lengths: list[int] = field(default_factory=list)
     strict_lengths: list[int] = field(default_factory=list)
@@ -49,7 +48,7 @@ class Row:
             strict_accept_lengths=self.strict_lengths,
             relaxed_tokens=self.relaxed,
             draft_nodes=self.draft_nodes,
-            prompt_tokens=self.prompt_tokens,
+            prompt_tokens=len(self.prompt),
             output_tokens=len(self.tokens),
             finish_reason=self.finish_reason or "length",
         )
@@ -77,7 +76,7 @@ class Limits:
                 row.finish_reason = "stop"
             elif len(row.tokens) >= self.max_new_tokens:
                 row.finish_reason = "length"
-            if row.finish_reason is not None:
+            if row.ended:
                 return count
         return len(new)
 
@@ -126,7 +125,7 @@ class DecodingLoop:
     @property
     def running(self) -> bool:
         """Whether any row still goes on."""
-        return any(row.finish_reason is None for row in self.seated)
+        return not all(row.ended for row in self.seated)
 
     @torch.inference_mode()
     def prefill(
@@ -148,18 +147,17 @@ class DecodingLoop:
         room = max(lengths) + min(self.limits.max_new_tokens, 2048) + reserve
         self.cache = self.target.new_cache(len(prompts), room)
         out = self.target.prefill(self.cache, tokens, lengths)
-        self.state: RowState = self.acceptor.start(PromptContext(out, lengths, self.target.head))
+        context = PromptContext(out, lengths, self.target.head)
+        self.state: RowState = self.acceptor.start(context)
         seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
         keys = [row_key(*each) for each in zip(prompts, seeds, strict=True)]
         if self.truncation is not None:
             require_usable(self.truncation)
-            self._bounds = self.truncation.start(PromptContext(out, lengths, self.target.head))
-        ends = torch.tensor(lengths, device=out.hidden.device) - 1
-        last = out.hidden[torch.arange(len(prompts), device=out.hidden.device), ends]
-        roots = self._first(out.logits, last, prompts, keys)
+            self._bounds = self.truncation.start(context)
+        roots = self._first(out, prompts, keys)
         self._stop_ids = torch.tensor(self.limits.stop_ids, dtype=torch.int64, device=roots.device)
         for index, (prompt, root) in enumerate(zip(prompts, roots.tolist(), strict=True)):
-            answer = Row(index, len(prompt), keys[index], prompt=list(prompt))
+            answer = Row(index, keys[index], prompt)
             self.limits.admit(answer, [root])
             self.rows.append(answer)
         self.seated = list(self.rows)
@@ -213,19 +211,16 @@ class DecodingLoop:
         return news
 
     def _first(
-        self,
-        logits: Tensor,
-        hidden: Tensor,
-        prompts: Sequence[Sequence[int]],
-        keys: Sequence[int],
+        self, out: PrefillOutput, prompts: Sequence[Sequence[int]], keys: Sequence[int]
     ) -> Tensor:
-        """The first token of each answer, from the prompts' last logits [B, V]: [B] int64."""
+        """The first token of each answer: [B] int64."""
+        logits = out.logits
         if self.sampler.penalises:
             logits = self.sampler.penalise(logits, padded(prompts, logits.device))
         if self.sampler.greedy:
             return first_argmax(logits)
         uniforms = place_uniforms(keys, [0] * len(keys), 1, logits.device)
-        return self.sampler.choose(self._scores(logits, hidden, keys, -1), uniforms[:, 0])
+        return self.sampler.choose(self._scores(logits, out.last_hidden, keys, -1), uniforms[:, 0])
 
     def _scores(self, logits: Tensor, hidden: Tensor, keys: Sequence[int], step: int) -> Scores:
         """What may be sampled from logits [M, V]."""
@@ -269,7 +264,7 @@ class DecodingLoop:
 
     def _before(self, tree: DraftTree) -> Tensor:
         """[B, N, S] int64: the tokens up to each node, itself included; some more than once."""
-        texts = padded([row.prompt + row.tokens for row in self.seated], tree.tokens.device)
+        texts = padded([[*row.prompt, *row.tokens] for row in self.seated], tree.tokens.device)
         within = ancestor_matrix(tree.parents, tree.valid, tree.max_depth)
         path = torch.where(within, tree.tokens[:, None], tree.tokens[:, :1, None])
         return torch.cat((texts[:, None].expand(-1, tree.num_nodes, -1), path), dim=2)
@@ -279,7 +274,7 @@ class DecodingLoop:
     ) -> None:
         self.cache.keep(verdict.path.to(self.cache.lengths.device), counts)
         seen = Observation(verdict.path, counts, tokens, verdict.bonus, features)
-        staying = [i for i, row in enumerate(self.seated) if row.finish_reason is None]
+        staying = [i for i, row in enumerate(self.seated) if not row.ended]
         if len(staying) <= 0.75 * len(self.seated):
             rows = torch.tensor(staying, device=verdict.path.device)
             self.cache.select(rows)

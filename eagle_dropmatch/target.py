@@ -30,6 +30,7 @@ class PrefillOutput(NamedTuple):
     """What the prompt's forward gives; rows are right-padded."""
 
     logits: Tensor  # [B, V], at each row's last prompt token
+    last_hidden: Tensor  # [B, D], the LM head's input there
     hidden: Tensor  # [B, S, D]
     features: Tensor  # [B, S, taps * D]; without taps, ``hidden`` itself
 
@@ -156,7 +157,8 @@ class TargetModel:
         cache.commit(lengths)
         rows = torch.arange(batch, device=hidden.device)
         last = torch.tensor(lengths, device=hidden.device) - 1
-        return PrefillOutput(self.head(hidden[rows, last]), hidden, features)
+        ends = hidden[rows, last]
+        return PrefillOutput(self.head(ends), ends, hidden, features)
 
     def verify(self, cache: TreeCache, tree: DraftTree) -> TargetOutput:
         """Run all nodes of the trees in one forward, behind each row's committed tokens."""

@@ -25,9 +25,10 @@ from eagle_dropmatch import cli
 from eagle_dropmatch.evals import MTBench
 from eagle_dropmatch.evals.arguments import add_arguments
 from eagle_dropmatch.evals.arms import EXACT, PLAIN
+from eagle_dropmatch.evals.figures import require_matplotlib
 from eagle_dropmatch.evals.job import evaluate
 from eagle_dropmatch.evals.options import read_options
-from eagle_dropmatch.evals.rule_sweep import SWEEP, draw, require_matplotlib
+from eagle_dropmatch.evals.rule_sweep import SWEEP, by_name, draw
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,13 +36,9 @@ def main(argv: Sequence[str]) -> int:
     add_arguments(parser)
     parser.set_defaults(acceptor=None)
     args = parser.parse_args(argv)
-    curves: dict[str, list[str]] = {name: list(rules) for name, rules in SWEEP.items()}
+    curves = SWEEP if args.acceptor is None else by_name(args.acceptor)
     if args.acceptor is None:
         args.acceptor = list(chain.from_iterable(SWEEP.values()))
-    else:
-        curves = {}
-        for rule in args.acceptor:
-            curves.setdefault(rule.partition("(")[0], []).append(rule)
     if args.arms is None:
         args.arms = [PLAIN, EXACT, *(rule for rule in args.acceptor if rule != EXACT)]
     require_matplotlib()

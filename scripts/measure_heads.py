@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     benchmark = MTBench()
     questions = select(benchmark.load(args.questions), limit=args.limit)
     if args.output_dir is not None:
-        from eagle_dropmatch.training.checks import check_writable
+        from eagle_dropmatch.files import check_writable
 
         check_writable(args.output_dir)
 
@@ -97,7 +97,6 @@ def main(argv: Sequence[str]) -> int:
 
         from eagle_dropmatch.files import write_text
 
-        args.output_dir.mkdir(parents=True, exist_ok=True)
         write_text(args.output_dir / "heads.md", "\n".join(lines) + "\n")
         write_text(args.output_dir / "heads.json", json.dumps(data, indent=1) + "\n")
     return 0
@@ -207,15 +206,14 @@ def _flip(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
 
 def _js(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
     from eagle_dropmatch.acceptors import NaiveAcceptor
-    from eagle_dropmatch.acceptors.dropmatch import Heads
-    from eagle_dropmatch.evals.head_checks import Divergences, Watching, with_state
+    from eagle_dropmatch.acceptors.step_heads import Heads
+    from eagle_dropmatch.evals.head_checks import Divergences, Watching
 
     rules = [NaiveAcceptor(K=args.heads, p_drop=p) for p in args.p_drop]
     tables = [Divergences() for _ in rules]
 
-    def watch(context: Any, states: Any) -> None:
-        for rule, state, table in zip(rules, states, tables, strict=True):
-            own = with_state(context, state)
+    def watch(contexts: Any) -> None:
+        for rule, own, table in zip(rules, contexts, tables, strict=True):
             table.add(Heads(rule, own), own)
 
     _answer(decoder, prompts, args, Watching(rules, watch, draft=True))

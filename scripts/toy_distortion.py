@@ -114,12 +114,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="table, JSON and figure")
     args = parser.parse_args(argv)
-    curves: dict[str, list[str]] = {}
-    for rule in args.rules:
-        curves.setdefault(rule.partition("(")[0], []).extend(CURVES.get(rule, (rule,)))
     if args.output_dir is not None:
-        from eagle_dropmatch.evals.rule_sweep import require_matplotlib
-        from eagle_dropmatch.training.checks import check_writable
+        from eagle_dropmatch.evals.figures import require_matplotlib
+        from eagle_dropmatch.files import check_writable
 
         require_matplotlib()
         check_writable(args.output_dir)
@@ -127,10 +124,12 @@ def main(argv: Sequence[str]) -> int:
     from eagle_dropmatch.acceptors import make_acceptor
     from eagle_dropmatch.acceptors.dropmatch import NaiveAcceptor
     from eagle_dropmatch.drafts.base import TreeShape
+    from eagle_dropmatch.evals.rule_sweep import by_name
     from eagle_dropmatch.evals.toy import all_samples, make_toy
     from eagle_dropmatch.evals.toy_rules import flip_bound, measure
     from eagle_dropmatch.sampling import Sampler
 
+    curves = by_name(each for rule in args.rules for each in CURVES.get(rule, (rule,)))
     # exact first: the figure needs it, and whatever is wrong with the sizes shows at once.
     wanted = ["exact", *(rule for rules in curves.values() for rule in rules if rule != "exact")]
     rules = {rule: make_acceptor(rule) for rule in wanted}
@@ -220,11 +219,10 @@ def table(
         "| rule | " + " | ".join(f"tau {mark:.2f}" for mark in marks) + " |",
         "|---|---|---|---|",
     ]
-    curves: dict[str, list[Sequence[Cost]]] = {}
-    for rule, each in costs.items():
-        curves.setdefault(rule.partition("(")[0], []).append(each)
-    for name, points in curves.items():
-        at = [at_tau(points, mark) for mark in marks]
+    from eagle_dropmatch.evals.rule_sweep import by_name
+
+    for name, rules in by_name(costs).items():
+        at = [at_tau([costs[rule] for rule in rules], mark) for mark in marks]
         if any(value is not None for value in at):
             lines.append(
                 f"| {name} | "
@@ -261,11 +259,9 @@ def draw(
     folder: Path,
 ) -> None:
     """TV against tau, a panel a family with all other rules in grey; naive's bound; all bounds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from eagle_dropmatch.evals.figures import new_figure, save_figure
 
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(12, 7)
     panels = figure.subplots(2, 3)
     points = {
         name: ([mean(costs[r], "tau") for r in rules], [mean(costs[r], "tv") for r in rules])
@@ -291,8 +287,7 @@ def draw(
         panel.legend(fontsize=8, loc="upper left", frameon=False)
     _bounds(panels[0, 2], greedy)
     _all_bounds(panels[1, 2], costs, greedy)
-    for ending in ("png", "pdf"):
-        figure.savefig(folder / f"toy.{ending}", dpi=130)
+    save_figure(figure, folder, "toy")
 
 
 def _curve(panel: Any, xs: Sequence[float], ys: Sequence[float], label: str, mark: Any) -> None:

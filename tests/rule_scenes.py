@@ -76,7 +76,7 @@ class Scene:
         sampler = sampler if sampler is not None else Sampler()
         logits = self.logits if logits is None else logits
         output = TargetOutput(logits, self.hidden, self.hidden)
-        prefill = PrefillOutput(logits[:, 0], self.hidden, self.hidden)
+        prefill = PrefillOutput(logits[:, 0], self.hidden[:, 0], self.hidden, self.hidden)
         lengths = [self.tree.num_nodes] * self.tree.batch_size
         if sampler.greedy:
             choice = first_argmax(logits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -19,14 +18,8 @@ QUESTION = {"question_id": 81, "category": "writing", "turns": ["a", "b"]}
 
 
 @pytest.fixture
-def script(repository):
-    path = repository / "scripts" / "eval_mtbench.py"
-    spec = importlib.util.spec_from_file_location("eval_mtbench", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(load_script):
+    return load_script("eval_mtbench")
 
 
 @pytest.fixture

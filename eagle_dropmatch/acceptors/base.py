@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle_dropmatch.acceptors.parents import Parents
+from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.sampling import Sampler
 from eagle_dropmatch.target import LMHead, PrefillOutput, TargetOutput
 from eagle_dropmatch.tree import DraftTree, longest_accepted_path
@@ -63,6 +64,37 @@ class StepContext:
         parents = self.tree.parents
         wanted = self.choice.gather(1, parents.clamp(min=0))
         return (self.tree.tokens == wanted) & (parents >= 0)
+
+    @cached_property
+    def draft(self) -> tuple[Tensor, Tensor]:
+        """The draft's log-probabilities at the M parents [M, V_draft], over its tokens [V_draft].
+
+        At the target's temperature, without its truncations. UserError for a drafter without them.
+        """
+        if self.tree.draft_logits is None or self.draft_ids is None:
+            raise UserError(
+                "this rule compares the draft's distribution with the target's, and this drafter "
+                "has none to show"
+            )
+        logits = self.tree.draft_logits[self.parents.row, self.parents.node].float()
+        if not self.sampler.greedy:
+            logits = logits / self.sampler.temperature
+        return logits.log_softmax(-1), self.draft_ids
+
+    def of_part(self, index: int) -> StepContext:
+        """The context for one of several rules whose states stand in ``joined_states``."""
+        prefix = f"{index}."
+        own = replace(
+            self,
+            state={
+                name.removeprefix(prefix): value
+                for name, value in self.state.items()
+                if name.startswith(prefix)
+            },
+        )
+        # What one rule has worked out about the target serves the next.
+        own.__dict__.update(exact=self.exact, parents=self.parents)
+        return own
 
     @cached_property
     def parents(self) -> Parents:
@@ -137,3 +169,12 @@ class Acceptor(ABC):
 def after_path(choice: Tensor, path: Tensor, accepted: Tensor) -> Tensor:
     """The token that ``choice`` [B, N] has at each path's last node: [B] int64."""
     return choice.gather(1, path.gather(1, accepted[:, None])).squeeze(1)
+
+
+def joined_states(rules: Sequence[Acceptor], context: PromptContext) -> RowState:
+    """What several rules need to know of each prompt, each under its number."""
+    return {
+        f"{index}.{name}": value
+        for index, rule in enumerate(rules)
+        for name, value in rule.start(context).items()
+    }

@@ -15,14 +15,13 @@ def number(
     high: float = math.inf,
     *,
     open_low: bool = False,
-    open_high: bool = False,
 ) -> float:
     """``value`` if it is a number between the bounds, which belong to the range unless open."""
     good = isinstance(value, int | float) and not isinstance(value, bool)
     good = good and (value > low if open_low else value >= low)
-    if not (good and (value < high if open_high else value <= high)):
-        left, right = "(" if open_low else "[", ")" if open_high else "]"
-        raise UserError(f"{name} is {value!r}: expected a number in {left}{low:g}, {high:g}{right}")
+    if not (good and value <= high):
+        left = "(" if open_low else "["
+        raise UserError(f"{name} is {value!r}: expected a number in {left}{low:g}, {high:g}]")
     return float(value)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from eagle_dropmatch.acceptors.base import Acceptor, PromptContext, RowState, StepContext
+from eagle_dropmatch.acceptors.base import (
+    Acceptor,
+    PromptContext,
+    RowState,
+    StepContext,
+    joined_states,
+)
 from eagle_dropmatch.acceptors.checks import number
 from eagle_dropmatch.errors import UserError
 
@@ -28,26 +32,10 @@ class _Composite(Acceptor):
         self.needs_draft = any(rule.needs_draft for rule in rules)
 
     def start(self, context: PromptContext) -> RowState:
-        return {
-            f"{index}.{name}": value
-            for index, rule in enumerate(self.rules)
-            for name, value in rule.start(context).items()
-        }
+        return joined_states(self.rules, context)
 
-    def _verdicts(self, context: StepContext) -> Sequence[Tensor]:
-        found = []
-        for index, rule in enumerate(self.rules):
-            prefix = f"{index}."
-            state = {
-                name.removeprefix(prefix): value
-                for name, value in context.state.items()
-                if name.startswith(prefix)
-            }
-            own = replace(context, state=state)
-            # What one rule has worked out about the target serves the next.
-            own.__dict__.update(exact=context.exact, parents=context.parents)
-            found.append(rule.accept(own))
-        return found
+    def _verdicts(self, context: StepContext) -> list[Tensor]:
+        return [rule.accept(context.of_part(i)) for i, rule in enumerate(self.rules)]
 
 
 class AnyOf(_Composite):

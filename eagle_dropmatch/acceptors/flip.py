@@ -7,8 +7,9 @@ from torch import Tensor
 
 from eagle_dropmatch.acceptors.base import StepContext
 from eagle_dropmatch.acceptors.checks import number
-from eagle_dropmatch.acceptors.dropmatch import DropoutRule, Heads
+from eagle_dropmatch.acceptors.dropmatch import DropoutRule
 from eagle_dropmatch.acceptors.parents import Parents
+from eagle_dropmatch.acceptors.step_heads import Heads
 from eagle_dropmatch.target import LMHead
 
 

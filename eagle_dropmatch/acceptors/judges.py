@@ -10,7 +10,6 @@ from torch import Tensor
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
 from eagle_dropmatch.acceptors.checks import number
 from eagle_dropmatch.acceptors.divergence import js_from_draft, kl_to_draft
-from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.sampling import Scores
 
 
@@ -20,19 +19,11 @@ class _Judge(Acceptor):
     needs_draft = True
 
     def accept(self, context: StepContext) -> Tensor:
-        tree, parents = context.tree, context.parents
+        parents = context.parents
         if not parents.count:
             return context.exact
-        if tree.draft_logits is None or context.draft_ids is None:
-            raise UserError(
-                f"acceptor {self.name!r} compares the draft's distribution with the target's, and "
-                "this drafter has none to show"
-            )
-        draft = tree.draft_logits[parents.row, parents.node].float()
-        if not context.sampler.greedy:
-            draft = draft / context.sampler.temperature
         log_p = Scores(parents.log_probs, parents.ids).over(context.logits.shape[-1])
-        close = self.close(draft.log_softmax(-1), context.draft_ids, log_p)
+        close = self.close(*context.draft, log_p)
         return context.exact | parents.to_children(close)
 
     @abstractmethod

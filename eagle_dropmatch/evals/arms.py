@@ -105,10 +105,9 @@ def plan_arms(
             continue
         own = seed_of(rule)
         drawn = [None] if own is None else list(seeds) or [own]
+        stem = file_name(text, [spec.name for spec, _ in arms])
         for seed in drawn:
-            name = file_name(text, [spec.name for spec, _ in arms])
-            if len(drawn) > 1:
-                name = f"{file_name(text, [])}-seed{seed}"
+            name = stem if len(drawn) == 1 else f"{stem}-seed{seed}"
             label = f"EAGLE-3 + {text}" if len(text) <= SHORT else f"+ {text}"
             spec = ArmSpec(name, text, label, text, not rule.lossless, seed)
             arms.append((spec, rule if seed is None else with_seed(rule, seed)))
@@ -124,9 +123,10 @@ SHORT = 14
 
 
 def file_name(text: str, taken: Sequence[str]) -> str:
-    """A rule as a part of a file's name, unlike those that are taken."""
+    """A rule as a part of a file's name, which no name that is taken begins with."""
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
-    return name if name not in taken else f"{name}-{len(taken)}"
+    begun = [each for each in taken if each == name or each.startswith(f"{name}-seed")]
+    return f"{name}-{len(taken)}" if begun else name
 
 
 @dataclass(frozen=True)

@@ -16,48 +16,32 @@ import torch
 from torch import Tensor
 
 from ..acceptors import ExactAcceptor, NaiveAcceptor
-from ..acceptors.base import PromptContext, RowState, StepContext, Verdict
+from ..acceptors.base import PromptContext, RowState, StepContext, Verdict, joined_states
 from ..acceptors.divergence import js_divergence, js_from_draft
-from ..acceptors.dropmatch import DropoutRule, Heads
+from ..acceptors.dropmatch import DropoutRule
 from ..acceptors.heads import drop
+from ..acceptors.step_heads import Heads
 from ..target import LMHead
 
 
 class Watching(ExactAcceptor):
-    """Exact acceptance that shows every step to a watcher, with the state of some dropout rules."""
+    """Exact acceptance that shows a watcher every step as each of some dropout rules sees it."""
 
     def __init__(
         self,
         rules: Sequence[DropoutRule],
-        watch: Callable[[StepContext, list[RowState]], None],
+        watch: Callable[[list[StepContext]], None],
         *,
         draft: bool = False,
     ) -> None:
         self.watched, self.watch, self.needs_draft = list(rules), watch, draft
 
     def start(self, context: PromptContext) -> RowState:
-        return {
-            f"{index}.{name}": value
-            for index, rule in enumerate(self.watched)
-            for name, value in rule.start(context).items()
-        }
+        return joined_states(self.watched, context)
 
     def verify(self, context: StepContext) -> Verdict:
-        states: list[RowState] = [{} for _ in self.watched]
-        for name, value in context.state.items():
-            index, _, rest = name.partition(".")
-            states[int(index)][rest] = value
-        self.watch(context, states)
+        self.watch([context.of_part(index) for index in range(len(self.watched))])
         return super().verify(context)
-
-
-def with_state(context: StepContext, state: RowState) -> StepContext:
-    """The context as a rule of this state gets it, with what is known already."""
-    from dataclasses import replace
-
-    own = replace(context, state=state)
-    own.__dict__.update(exact=context.exact, parents=context.parents)
-    return own
 
 
 @dataclass
@@ -80,8 +64,8 @@ class CheapHeads:
     paths: int = 0
     other_paths: int = 0
 
-    def __call__(self, context: StepContext, states: list[RowState]) -> None:
-        own = with_state(context, states[0])
+    def __call__(self, contexts: list[StepContext]) -> None:
+        (own,) = contexts
         heads = Heads(self.rule, own)
         child = own.tree.parents >= 0
         said = heads.parents.to_children(heads.choices)
@@ -118,8 +102,8 @@ class HeadTimes:
     cheap: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
 
-    def __call__(self, context: StepContext, states: list[RowState]) -> None:
-        own = with_state(context, states[0])
+    def __call__(self, contexts: list[StepContext]) -> None:
+        (own,) = contexts
         order = [(self.cheap, self._cheap), (self.whole, self._whole)]
         if len(self.cheap) % 2:  # neither always finds the caches as the other left them
             order.reverse()
@@ -177,9 +161,9 @@ class FlipCheck:
     wins: list[float] = field(default_factory=list)
     terms: list[float] = field(default_factory=list)
 
-    def __call__(self, context: StepContext, states: list[RowState]) -> None:
-        tree = context.tree
-        rates = states[0]["p_drop"]
+    def __call__(self, contexts: list[StepContext]) -> None:
+        (context,) = contexts
+        tree, rates = context.tree, context.state["p_drop"]
         wanted = (tree.parents >= 0) & ~context.exact
         for row, node in wanted.nonzero().tolist():
             self.seen += 1
@@ -230,10 +214,7 @@ class Divergences:
     outside: list[float] = field(default_factory=list)
 
     def add(self, heads: Heads, context: StepContext) -> None:
-        parents, ids = heads.parents, context.draft_ids
-        assert context.tree.draft_logits is not None
-        assert ids is not None
-        draft = context.tree.draft_logits[parents.row, parents.node].float().log_softmax(-1)
+        parents, (draft, ids) = heads.parents, context.draft
         for logits, part in heads.logits():
             logits = logits.float()
             centre = logits.mean(1).log_softmax(-1)

@@ -200,7 +200,7 @@ def _measure(
         session(argv),
     )
     arms = build_arms(planned, decoder, stop_ids, options.sampling)
-    judge = partial(judge_turn, decoder.target.model)
+    judge = partial(judge_turn, decoder.target)
     settings = RunSettings(
         max_new_tokens=options.max_new_tokens,
         model_id=str(resolved["target"]["name"]),
@@ -280,7 +280,7 @@ def _conclude(
     """Write and print the table from what the folder holds."""
     results = stored_results(folder, [spec.name for spec in specs])
     summary = summarise(specs, results, sampled=bool(header["arguments"]["sampling"]))
-    lines = header_lines(header)
+    lines = header_lines(header, {spec.name: spec.group for spec in specs})
     folder.write_text("table.md", markdown(summary, lines))
     folder.write_text("table.json", as_json(summary, lines))
     print(terminal_text(summary, lines), end="")

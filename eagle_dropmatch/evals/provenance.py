@@ -100,8 +100,11 @@ def device_name(device: Any) -> str:
     return platform.processor() or platform.machine()
 
 
-def header_lines(header: Mapping[str, Any]) -> list[str]:
-    """What stands above the table, from the header as it was written."""
+def header_lines(header: Mapping[str, Any], groups: Mapping[str, str]) -> list[str]:
+    """What stands above the table, from the header as it was written.
+
+    ``groups``: by the name of an arm, the rule that it is one seed of.
+    """
     arguments, resolved = header["arguments"], header["resolved"]
     tree = resolved["tree"]
     ids = arguments["question_ids"]
@@ -118,7 +121,7 @@ def header_lines(header: Mapping[str, Any]) -> list[str]:
         f"{resolved['attention']}, torch {arguments['versions']['torch']}, transformers "
         f"{arguments['versions']['transformers']}",
         _tree(tree, arguments["trees"]),
-        *_rules(resolved["acceptors"]),
+        *_rules(resolved["acceptors"], groups),
     ]
 
 
@@ -140,12 +143,12 @@ def _sampling(settings: Mapping[str, Any]) -> str:
     return told + (f", top-p {settings['top_p']:g}" if settings["top_p"] < 1 else "")
 
 
-def _rules(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _rules(described: Mapping[str, Mapping[str, Any]], groups: Mapping[str, str]) -> list[str]:
     """Each rule's options: the same for all of its arms but for the seeds."""
     lines: dict[str, list[str]] = {}
     seeds: dict[str, list[str]] = {}
     for arm, options in described.items():
-        name = arm.partition("-seed")[0]
+        name = groups[arm]
         lines[name] = [f"{key} {_short(value)}" for key, value in options.items() if key != "seed"]
         if "seed" in options:
             seeds.setdefault(name, []).append(str(options["seed"]))

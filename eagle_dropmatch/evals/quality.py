@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..target import TargetModel
 
 _ROWS_AT_ONCE = 128  # positions whose logits are in memory together, in float32
 
@@ -24,26 +27,26 @@ class TurnQuality:
     rank 0."""
 
 
-def judge_turn(model: Any, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> TurnQuality:
-    """Read prompt and answer once. ``model``: the transformers causal model."""
+def judge_turn(
+    target: TargetModel, prompt_ids: Sequence[int], output_ids: Sequence[int]
+) -> TurnQuality:
+    """Read prompt and answer once."""
     import torch
 
     from ..sampling import first_argmax
-    from ..taps import backbone
 
     if not output_ids:
         return TurnQuality(0.0, ())
     total = 0.0
     strays: list[tuple[int, float, int]] = []
     with torch.inference_mode():
-        device = model.get_input_embeddings().weight.device
-        ids = torch.tensor([[*prompt_ids, *output_ids]], device=device)
-        hidden = backbone(model)(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0]
-        hidden = hidden[len(prompt_ids) - 1 :]
-        answer = ids[0, len(prompt_ids) :].to(hidden.device)
+        ids = torch.tensor([[*prompt_ids, *output_ids]], device=target.device)
+        hidden = target.body(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0]
+        hidden = hidden[len(prompt_ids) - 1 :].to(target.head_device)
+        answer = ids[0, len(prompt_ids) :].to(target.head_device)
         for start in range(0, len(output_ids), _ROWS_AT_ONCE):
             said = answer[start : start + _ROWS_AT_ONCE]
-            logits = _finished(model, hidden[start : start + _ROWS_AT_ONCE])
+            logits = target.head(hidden[start : start + _ROWS_AT_ONCE])
             # Ties are the first argmax's, in the model's own dtype: what greedy decoding says.
             astray = (first_argmax(logits) != said).nonzero()[:, 0]
             log_probs = logits.float().log_softmax(-1)
@@ -57,10 +60,3 @@ def judge_turn(model: Any, prompt_ids: Sequence[int], output_ids: Sequence[int])
                 strict=True,
             )
     return TurnQuality(total, tuple(strays))
-
-
-def _finished(model: Any, hidden: Any) -> Any:
-    from ..target import LMHead, logits_finisher
-
-    head = LMHead(model.get_output_embeddings(), logits_finisher(model.config.get_text_config()))
-    return head(hidden.to(head.weight.device))

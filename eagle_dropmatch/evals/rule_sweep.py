@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from ..files import replacing
+from .figures import new_figure, save_figure
 from .summary import LossyComparison, Row, Summary
 
 SWEEP: Mapping[str, tuple[str, ...]] = {
@@ -61,10 +59,12 @@ SWEEP: Mapping[str, tuple[str, ...]] = {
 """Curve -> rules from strict to loose."""
 
 
-def require_matplotlib() -> None:
-    """UserError where the figures could not be drawn: better before the run than after it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("the figures need matplotlib: run `pip install eagle-dropmatch[plot]`")
+def by_name(rules: Iterable[str]) -> dict[str, list[str]]:
+    """Expressions under the names of their outermost rules, in their order."""
+    found: dict[str, list[str]] = {}
+    for rule in rules:
+        found.setdefault(rule.partition("(")[0], []).append(rule)
+    return found
 
 
 def draw(summary: Summary, folder: Path, curves: Mapping[str, Sequence[str]] = SWEEP) -> None:
@@ -73,9 +73,6 @@ def draw(summary: Summary, folder: Path, curves: Mapping[str, Sequence[str]] = S
     A panel a curve, in front of all others in grey: two dozen curves over each other could be told
     apart by nobody. Curves without a measured rule have no panel.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = {row.group: row for row in summary.rows}
     lossy = {comparison.group: comparison for comparison in summary.comparisons}
     shown = {
@@ -90,8 +87,7 @@ def draw(summary: Summary, folder: Path, curves: Mapping[str, Sequence[str]] = S
     ):
         columns = 4
         lines = -(-len(shown) // columns)
-        figure = Figure(figsize=(11, 2.3 * lines + 0.9), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure(11, 2.3 * lines + 0.9)
         panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
         for panel, name in zip(panels, shown, strict=False):
             for other in shown.values():
@@ -110,9 +106,7 @@ def draw(summary: Summary, folder: Path, curves: Mapping[str, Sequence[str]] = S
             panel.set_visible(index < len(shown))
         figure.supxlabel(label, fontsize=10)
         figure.supylabel("tau (tokens a step); dashed: exact", fontsize=10)
-        for ending in ("png", "pdf"):
-            with replacing(folder / f"{file}.{ending}", "wb") as out:
-                figure.savefig(out, dpi=130, format=ending)
+        save_figure(figure, folder, file)
 
 
 def _point(row: Row, lossy: LossyComparison) -> dict[str, Any]:

@@ -200,7 +200,7 @@ def context_of(
     The prompt, on which ``p_drop="auto"`` is solved, holds every token once.
     """
     hidden, logits = toy.hidden[tree.tokens], toy.logits[tree.tokens]
-    prompt = PrefillOutput(logits[:1, 0], toy.hidden[None], toy.hidden[None])
+    prompt = PrefillOutput(logits[:1, 0], toy.hidden[-1:], toy.hidden[None], toy.hidden[None])
     state = rule.start(PromptContext(prompt, [toy.vocab], toy.head))
     rows = len(choice)
     fields: dict[str, Any] = {

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..acceptors import Acceptor, StepContext, parts, seed_of
-from ..acceptors.dropmatch import DropoutRule, Heads, MajorityAcceptor, NaiveAcceptor
+from ..acceptors.dropmatch import DropoutRule, MajorityAcceptor, NaiveAcceptor
 from ..acceptors.entropy_gate import EntropyGateAcceptor
 from ..acceptors.flip import flip_probability
 from ..acceptors.heads import drop
 from ..acceptors.regret_budget import RegretBudgetAcceptor
+from ..acceptors.step_heads import Heads
 from ..sampling import Sampler, first_argmax
 from ..target import LMHead
 from ..tree import DraftTree, longest_accepted_path

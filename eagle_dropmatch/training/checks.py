@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals.checkpoints import read_config
+from eagle_dropmatch.files import check_writable
 from eagle_dropmatch.training.corpus import read_examples
 from eagle_dropmatch.training.options import RunSpec
 
@@ -37,19 +37,6 @@ def check(spec: RunSpec) -> None:
         if target is not None and draft is not None:
             _check_same_width(spec, _text_config(target), draft)
     check_writable(Path(spec.out))
-
-
-def check_writable(folder: Path) -> None:
-    """Make the folder if needed and see that it takes files."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"the output folder {folder} cannot be written ({error.strerror or error}): "
-            "give another"
-        ) from None
 
 
 def _check_new_draft(spec: RunSpec, target: Mapping[str, Any]) -> None:

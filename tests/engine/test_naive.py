@@ -23,8 +23,8 @@ from eagle_dropmatch.acceptors import (
     StepContext,
     make_acceptor,
 )
-from eagle_dropmatch.acceptors.dropmatch import Heads
 from eagle_dropmatch.acceptors.heads import mask_uniforms
+from eagle_dropmatch.acceptors.step_heads import Heads
 from eagle_dropmatch.decoder import GenerateOutput
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
 from eagle_dropmatch.loop import DecodingLoop, Limits

@@ -13,10 +13,11 @@ from rule_scenes import Scene, linear_head, random_scene
 from scipy import stats
 from torch import Tensor
 
-from eagle_dropmatch.acceptors import dropmatch, make_acceptor
-from eagle_dropmatch.acceptors.dropmatch import DropoutRule, Heads
+from eagle_dropmatch.acceptors import make_acceptor, step_heads
+from eagle_dropmatch.acceptors.dropmatch import DropoutRule
 from eagle_dropmatch.acceptors.flip import flip_probability
 from eagle_dropmatch.acceptors.heads import shake
+from eagle_dropmatch.acceptors.step_heads import Heads
 from eagle_dropmatch.sampling import Sampler
 from eagle_dropmatch.target import TargetOutput
 from eagle_dropmatch.tree import DraftTree
@@ -177,5 +178,5 @@ def test_flip_probability_draws_no_mask(monkeypatch: pytest.MonkeyPatch) -> None
 
     rule = made("flip_probability", p_drop=0.3)
     step = SCENES[0].step(rule)
-    monkeypatch.setattr(dropmatch, "mask_uniforms", fail)
+    monkeypatch.setattr(step_heads, "mask_uniforms", fail)
     assert rule.accept(step).any()

@@ -14,8 +14,9 @@ from rule_scenes import Scene, linear_head, random_scene
 from scipy import stats
 
 from eagle_dropmatch.acceptors import StepContext, dropmatch, make_acceptor
-from eagle_dropmatch.acceptors.dropmatch import DropoutRule, Heads
+from eagle_dropmatch.acceptors.dropmatch import DropoutRule
 from eagle_dropmatch.acceptors.heads import mask_uniforms
+from eagle_dropmatch.acceptors.step_heads import Heads
 from eagle_dropmatch.sampling import Sampler
 from eagle_dropmatch.target import TargetOutput
 from eagle_dropmatch.tree import DraftTree

@@ -20,7 +20,7 @@ COUNT = 24
 def scores(expression: str, target: TargetModel, hidden: torch.Tensor) -> Any:
     rule = make_acceptor(expression)
     logits = target.head(hidden)
-    prefill = PrefillOutput(logits, hidden[:, None], hidden[:, None])
+    prefill = PrefillOutput(logits, hidden, hidden[:, None], hidden[:, None])
     state = rule.start(PromptContext(prefill, [1] * len(hidden), target.head))
     keys = list(range(len(hidden)))
     return logits, truncate(rule, logits, hidden, target.head, keys, 0, state)

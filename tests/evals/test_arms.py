@@ -131,6 +131,12 @@ def test_rules_of_one_kind_have_files_and_rows_of_their_own():
     assert not planned(["all_of(exact, naive)"])[1][0].lossy
 
 
+def test_seeds_of_rules_that_spell_alike_have_files_of_their_own():
+    arms = planned(["naive(K=2)", "naive (K=2)", "naive(seed=3)", "naive"], (0, 1))
+    names = [spec.name for spec, _ in arms]
+    assert len(set(names)) == len(names) == 9
+
+
 def test_controls_stand_beside_lossy_rules_that_need_no_draft():
     texts = ["margin", "fuzzy_js", "all_of(exact, margin)"]
     rules = {text: make_acceptor(text) for text in texts}

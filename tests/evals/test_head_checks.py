@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.acceptors import NaiveAcceptor, make_acceptor
-from eagle_dropmatch.acceptors.dropmatch import Heads
+from eagle_dropmatch.acceptors.step_heads import Heads
 from eagle_dropmatch.decoder import SpeculativeDecoder
 from eagle_dropmatch.evals.head_checks import (
     CheapHeads,
@@ -23,7 +23,6 @@ from eagle_dropmatch.evals.head_checks import (
     FlipCheck,
     HeadTimes,
     Watching,
-    with_state,
 )
 
 
@@ -92,9 +91,8 @@ def test_divergences_have_an_entry_a_node(decoder: SpeculativeDecoder) -> None:
     rules = [NaiveAcceptor(K=5, p_drop=p) for p in (0.0, 0.4)]
     tables = [Divergences(), Divergences()]
 
-    def watch(context: Any, states: Any) -> None:
-        for rule, state, table in zip(rules, states, tables, strict=True):
-            own = with_state(context, state)
+    def watch(contexts: Any) -> None:
+        for rule, own, table in zip(rules, contexts, tables, strict=True):
             table.add(Heads(rule, own), own)
 
     answer(decoder, Watching(rules, watch, draft=True))
@@ -111,14 +109,8 @@ def test_divergences_have_an_entry_a_node(decoder: SpeculativeDecoder) -> None:
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "measure_heads.py"
-    spec = importlib.util.spec_from_file_location("measure_heads", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("measure_heads")
 
 
 @pytest.mark.parametrize(

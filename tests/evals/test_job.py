@@ -50,7 +50,7 @@ def evaluate(*arguments, decoder=None, refuse_models=False):
 
 @pytest.fixture(autouse=True)
 def _judge(monkeypatch):
-    monkeypatch.setattr(job, "judge_turn", lambda model, *ids: fake_judge(*ids))
+    monkeypatch.setattr(job, "judge_turn", lambda target, *ids: fake_judge(*ids))
 
 
 def answers(path, arm):
@@ -114,6 +114,13 @@ def test_each_mask_seed_is_an_arm_of_its_own(place, capsys):
     header = json.loads((place / "out" / "run.json").read_text(encoding="utf-8"))
     assert header["resolved"]["acceptors"]["naive-seed5"]["seed"] == 5
     assert "seeds 3, 5" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_rule_is_described_above_the_table(place, capsys):
+    evaluate("--acceptor", "naive", "naive(seed=3)", "margin(kappa=0.25)")
+    lines = capsys.readouterr().out.splitlines()
+    for begin in ("naive: K 5", "naive(seed=3): K 5", "margin(kappa=0.25): kappa 0.25"):
+        assert sum(line.startswith(begin) for line in lines) == 1, begin
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_does(place, capsys):

@@ -8,6 +8,7 @@ import torch
 
 from eagle_dropmatch.evals import quality
 from eagle_dropmatch.evals.quality import judge_turn
+from eagle_dropmatch.target import TargetModel
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -26,7 +27,7 @@ def test_log_probability_and_strays_are_those_of_one_forward_a_token(monkeypatch
         if token != int(log_probs.argmax()):
             rank = int((log_probs > log_probs[token]).sum())
             strays.append((place, float(log_probs[token].exp()), rank))
-    found = judge_turn(model, PROMPT, answer)
+    found = judge_turn(TargetModel(model), PROMPT, answer)
     assert found.log_probability == pytest.approx(total, abs=1e-3)
     assert {place for place, *_ in found.strays} >= {4, 9}
     assert [(place, rank) for place, _, rank in found.strays] == [(p, r) for p, _, r in strays]
@@ -36,8 +37,8 @@ def test_log_probability_and_strays_are_those_of_one_forward_a_token(monkeypatch
 
 def test_a_greedy_answer_strays_nowhere_and_no_answer_has_no_probability():
     model = rig.tiny_model()
-    assert judge_turn(model, PROMPT, rig.greedy(model, PROMPT, 10)).strays == ()
-    assert judge_turn(model, PROMPT, []) == quality.TurnQuality(0.0, ())
+    assert judge_turn(TargetModel(model), PROMPT, rig.greedy(model, PROMPT, 10)).strays == ()
+    assert judge_turn(TargetModel(model), PROMPT, []) == quality.TurnQuality(0.0, ())
 
 
 def test_what_the_model_does_to_its_logits_counts():
@@ -48,5 +49,5 @@ def test_what_the_model_does_to_its_logits_counts():
         raw = model(rig.ids(PROMPT), use_cache=False).logits[0, -1]
     capped = torch.tanh(raw / 0.5) * 0.5
     token = int(raw.argmin())
-    found = judge_turn(model, PROMPT, [token])
+    found = judge_turn(TargetModel(model), PROMPT, [token])
     assert found.log_probability == pytest.approx(float(capped.log_softmax(-1)[token]), abs=1e-5)

@@ -10,9 +10,10 @@ from eval_fakes import EOS, make_row, spec
 
 from eagle_dropmatch.acceptors import ACCEPTORS, make_acceptor, parts
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals import rule_sweep
+from eagle_dropmatch.evals import figures, rule_sweep
+from eagle_dropmatch.evals.figures import require_matplotlib
 from eagle_dropmatch.evals.records import QuestionResult
-from eagle_dropmatch.evals.rule_sweep import SWEEP, draw, require_matplotlib
+from eagle_dropmatch.evals.rule_sweep import SWEEP, draw
 from eagle_dropmatch.evals.summary import Summary, summarise
 
 CURVES = {"margin": ["margin(kappa=0.5)", "margin(kappa=0.2)"], "never run": ["top_k"]}
@@ -75,6 +76,6 @@ def test_one_question_has_points_without_bars(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_it_is_said_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule_sweep.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install eagle-dropmatch\[plot\]"):
         require_matplotlib()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -266,14 +267,8 @@ def test_the_closed_form_is_a_bound_where_gaps_are_normal_and_near_one_elsewhere
 
 
 @pytest.fixture(scope="module")
-def script(request: pytest.FixtureRequest) -> ModuleType:
-    path = request.getfixturevalue("repository") / "scripts" / "toy_distortion.py"
-    spec = importlib.util.spec_from_file_location("toy_distortion", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("toy_distortion")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -19,14 +18,8 @@ from eagle_dropmatch.training.corpus_file import CorpusFile
 
 
 @pytest.fixture(scope="module")
-def script(repository):
-    path = repository / "scripts" / "make_corpus.py"
-    spec = importlib.util.spec_from_file_location("make_corpus", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(load_script):
+    return load_script("make_corpus")
 
 
 @pytest.fixture(scope="module")

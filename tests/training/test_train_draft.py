@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -21,14 +20,8 @@ from eagle_dropmatch.training.train_arguments import add_arguments, read_spec
 
 
 @pytest.fixture(scope="module")
-def script(repository):
-    path = repository / "scripts" / "train_draft.py"
-    spec = importlib.util.spec_from_file_location("train_draft", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(load_script):
+    return load_script("train_draft")
 
 
 @pytest.fixture(scope="module")
