@@ -52,6 +52,11 @@ class LMHead:
         return logits if self.finish is None else self.finish(logits)
 
     @cached_property
+    def columns(self) -> Tensor:
+        """[D, V], the weights again with each column in one piece; a copy, made when asked for."""
+        return self.weight.detach().t().contiguous()
+
+    @cached_property
     def column_variance(self) -> Tensor:
         """[D] float32, of each column of the weights over the vocabulary."""
         weight = self.weight
@@ -72,7 +77,7 @@ class LMHead:
             [..., K] float32.
         """
         rows = self.weight[tokens].float()
-        logits = (hidden.float() @ rows[..., None]).squeeze(-1)
+        logits = (rows[..., None, :] @ hidden.float().mT).squeeze(-2)
         return logits if self.bias is None else logits + self.bias[tokens].float()[..., None]
 
     @property

@@ -1,9 +1,11 @@
 #!/usr/bin/env python
 """What the dropout heads do at the nodes of real draft trees.
 
-Four parts, all on MT-Bench with the reference pair or the one given:
+Five parts; all but the second answer MT-Bench with the reference pair or the one given:
 
-  cheap  naive's verdicts by few whole heads against all K heads over all tokens: how many differ
+  cheap  naive's verdicts by few rows and columns of the LM head against all K heads over all
+         tokens: how many differ
+  random the same on a random LM head of --random-head: vocabulary and width
   time   their time, and that of all heads, as shares of the verification forward
   flip   the closed form Phi(-D / s) against 10,000 sampled masks
   js     the paper's tables 2 and 3 on trees: votes, their probability, JS of draft and heads
@@ -29,7 +31,7 @@ from eagle_dropmatch.evals.base import select
 from eagle_dropmatch.evals.chat import ChatSettings, render
 from eagle_dropmatch.evals.checkpoints import check_models
 
-PARTS = ("cheap", "time", "flip", "js")
+PARTS = ("cheap", "random", "time", "flip", "js")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,6 +43,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--max-new-tokens", type=cli.integer(1), default=48, metavar="N")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--heads", type=cli.integer(1), default=5, metavar="K")
+    parser.add_argument(
+        "--random-head",
+        type=cli.integer(64),
+        nargs=2,
+        default=[128_000, 4096],
+        metavar=("V", "D"),
+        help="default 128000 4096, which takes 2.5 GB",
+    )
     parser.add_argument("--total-token", type=cli.integer(2), metavar="T")
     parser.add_argument("--depth", type=cli.integer(0), metavar="D")
     parser.add_argument("--top-k", type=cli.integer(1), metavar="K")
@@ -119,13 +129,45 @@ def _cheap(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
     rule = NaiveAcceptor(K=args.heads)
     check = CheapHeads(rule)
     _answer(decoder, prompts, args, Watching([rule], check))
-    found = {name: value for name, value in vars(check).items() if name != "rule"}
-    return found, [
-        f"**Cheap heads against all heads over all tokens**: {check.pairs:,} (node, head) pairs, "
+    return _counts(check), [_told(check, "Cheap heads")]
+
+
+def _counts(check: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(check).items() if name != "rule"}
+
+
+def _told(check: Any, what: str) -> str:
+    return (
+        f"**{what}, against all heads over all tokens**: {check.pairs:,} (node, head) pairs, "
         f"{check.nodes:,} drafted nodes, of which all heads let in {check.accepted:,}: "
-        f"{check.differing:,} other verdicts; {check.other_paths:,} of {check.paths:,} steps keep "
+        f"{check.differing:,} other verdicts; {check.other_paths:,} of {check.paths:,} trees keep "
         "another path."
-    ]
+    )
+
+
+def _random(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
+    import torch
+    from tqdm import tqdm
+
+    from eagle_dropmatch.acceptors import NaiveAcceptor
+    from eagle_dropmatch.evals.head_checks import CheapHeads, random_step
+    from eagle_dropmatch.target import LMHead
+
+    vocab, width = args.random_head
+    generator = torch.Generator().manual_seed(0)
+    module = torch.nn.Linear(width, vocab, bias=False, dtype=decoder.target.dtype)
+    for rows in module.weight.data.split(8192):
+        rows.copy_(torch.randn(rows.shape, generator=generator))
+    head = LMHead(module.requires_grad_(False))
+    found, told = [], []
+    with torch.inference_mode():
+        for rate in (0.01, 0.05, 0.2):
+            check = CheapHeads(NaiveAcceptor(K=args.heads, p_drop=rate))
+            for seed in tqdm(range(32), unit="batch", dynamic_ncols=True):
+                check([random_step(head, check.rule, 64, seed)])
+            found.append({"p_drop": rate, **_counts(check)})
+            told.append(_told(check, f"Random head of {vocab:,} x {width:,}, p_drop {rate}"))
+    return found, told
 
 
 def _time(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
@@ -147,7 +189,7 @@ def _time(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
     }
     return {**medians, "cheap_share": cheap, "whole_share": whole, "steps": len(times.cheap)}, [
         f"**Time**, medians of {len(times.cheap)} steps in one process: verification forward "
-        f"{medians['forward']:.1f} ms; naive's verdicts by few whole heads {medians['cheap']:.2f} "
+        f"{medians['forward']:.1f} ms; naive's verdicts by cheap heads {medians['cheap']:.2f} "
         f"ms ({cheap:.1%} of it); all heads over all tokens {medians['whole']:.2f} ms "
         f"({whole:.1%})."
     ]
@@ -268,7 +310,7 @@ def _list(values: Sequence[float | None], form: str) -> str:
     return " / ".join("-" if v is None else format(v, form) for v in values)
 
 
-_RUN = {"cheap": _cheap, "time": _time, "flip": _flip, "js": _js}
+_RUN = {"cheap": _cheap, "random": _random, "time": _time, "flip": _flip, "js": _js}
 
 
 if __name__ == "__main__":

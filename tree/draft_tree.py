@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -47,6 +48,11 @@ class DraftTree:
     def max_depth(self) -> int:
         """The greatest depth that a node can have; a path holds at most max_depth + 1 nodes."""
         return self.num_nodes - 1 if self.levels is None else self.levels
+
+    @cached_property
+    def jumps(self) -> list[Tensor]:
+        """The nodes' ``jump_pointers``, worked out once."""
+        return jump_pointers(self.parents, self.valid, self.max_depth)
 
     @property
     def draft_counts(self) -> Tensor:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_dropmatch.tree.draft_tree import DraftTree, jump_pointers
+from eagle_dropmatch.tree.draft_tree import DraftTree
 
 
 class AcceptedPath(NamedTuple):
@@ -27,15 +27,14 @@ def longest_accepted_path(tree: DraftTree, accept: Tensor) -> AcceptedPath:
 
     accept: [B, N] bool, may node i follow its parent?
     """
-    jumps = jump_pointers(tree.parents, tree.valid, tree.max_depth)
-    reached = _reached(accept, jumps)
+    reached = reachable(tree, accept)
     depths = tree.depths.masked_fill(~reached, -1)
     deepest = depths == depths.amax(dim=1, keepdim=True)
     scores = tree.scores.masked_fill(~deepest, -torch.inf)
     winners = deepest & (scores == scores.amax(dim=1, keepdim=True))
     # argmax returns the first maximum: the lowest id among the winners
     best = winners.long().argmax(dim=1, keepdim=True)
-    nodes = _paths_to(tree, best, jumps)[:, 0]
+    nodes = _paths_to(tree, best)[:, 0]
     return AcceptedPath(nodes, tree.depths.gather(1, best)[:, 0])
 
 
@@ -44,15 +43,11 @@ def reachable(tree: DraftTree, accept: Tensor) -> Tensor:
 
     accept: [B, N] bool, may node i follow its parent? Padding holds nothing of use.
     """
-    return _reached(accept, jump_pointers(tree.parents, tree.valid, tree.max_depth))
-
-
-def _reached(accept: Tensor, jumps: list[Tensor]) -> Tensor:
     is_root = torch.arange(accept.shape[1], device=accept.device) == 0
     # An accepted padding node does no harm: at depth 0 and -inf it loses to the root.
     reached = accept | is_root
     # After round s a node is reached if it and its nearest 2^(s+1) - 1 ancestors are accepted.
-    for jump in jumps:
+    for jump in tree.jumps:
         reached = reached & reached.gather(1, jump)
     return reached
 
@@ -65,7 +60,7 @@ def path_sums(tree: DraftTree, values: Tensor) -> Tensor:
     sums = values.clone()
     sums[:, 0] = 0  # the root stands in for ancestors that are not there
     # After round s each node holds its nearest 2^(s+1) nodes upwards.
-    for jump in jump_pointers(tree.parents, tree.valid, tree.max_depth):
+    for jump in tree.jumps:
         sums = sums + sums.gather(1, jump)
     return sums
 
@@ -103,19 +98,18 @@ def paths(tree: DraftTree) -> Tensor:
     width = int(leaves.sum(dim=1).max())
     order = ids.where(leaves, tree.num_nodes).sort(dim=1).values[:, :width]
     exists = order < tree.num_nodes
-    jumps = jump_pointers(tree.parents, tree.valid, tree.max_depth)
-    listed = _paths_to(tree, order.where(exists, 0), jumps)
+    listed = _paths_to(tree, order.where(exists, 0))
     longest = int(tree.depths.max()) + 1
     return listed[:, :, :longest].where(exists[:, :, None], -1)
 
 
-def _paths_to(tree: DraftTree, nodes: Tensor, jumps: list[Tensor]) -> Tensor:
+def _paths_to(tree: DraftTree, nodes: Tensor) -> Tensor:
     """[B, M, max_depth + 1] int64: the ids from the root down to each node, padded with -1.
 
-    nodes: [B, M] int64 valid node ids. jumps: `jump_pointers` of the tree.
+    nodes: [B, M] int64 valid node ids.
     """
     upwards = nodes[:, :, None]  # entry t: the ancestor t edges up
-    for jump in jumps:
+    for jump in tree.jumps:
         further = jump.gather(1, upwards.flatten(1)).view_as(upwards)
         upwards = torch.cat([upwards, further], dim=2)
     steps = torch.arange(tree.max_depth + 1, device=nodes.device)

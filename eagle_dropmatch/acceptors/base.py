@@ -112,7 +112,7 @@ class Verdict(NamedTuple):
     strict: Tensor  # [B] int64, its draft tokens
     strict_bonus: Tensor  # [B] int64, what the target says after that path
     relaxed: Tensor  # [B, A] bool, path nodes that are not the target's choice at their parent
-    allowed: Tensor  # [B, N] bool, the rule's answer at every node that a path reaches
+    allowed: Tensor  # [B, N] bool, the rule's answer, at least at all nodes of the path
 
 
 class Acceptor(ABC):
@@ -143,18 +143,18 @@ class Acceptor(ABC):
     def accept(self, context: StepContext) -> Tensor:
         """Whether each node may be kept if its parent is: [B, N] bool (the root's is not read)."""
 
-    def accept_reachable(self, context: StepContext) -> Tensor:
-        """``accept``, where a node that no path of accepted nodes reaches may come out either way.
+    def accept_path(self, context: StepContext, eligible: Tensor) -> Tensor:
+        """``accept``, right at least about the longest path of accepted ``eligible`` nodes [B, N].
 
-        A rule whose verdicts are dear can leave out those that cannot matter.
+        A rule whose verdicts are dear can refuse other nodes without a look.
         """
         return self.accept(context)
 
     def verify(self, context: StepContext) -> Verdict:
         """Walk the deepest path of accepted nodes; ties go to the draft's higher score."""
         tree, exact = context.tree, context.exact
-        allowed = self.accept_reachable(context) & (tree.parents >= 0)
-        allowed &= exact | ~torch.isin(tree.tokens, context.stop_ids)
+        eligible = (tree.parents >= 0) & (exact | ~torch.isin(tree.tokens, context.stop_ids))
+        allowed = self.accept_path(context, eligible) & eligible
         path, accepted = longest_accepted_path(tree, allowed)
         strict_path, strict = path, accepted
         if not self.lossless:

@@ -165,9 +165,9 @@ class NaiveAcceptor(DropoutRule):
     def match(self, heads: Heads, context: StepContext) -> Tensor:
         return heads.picks()
 
-    def accept_reachable(self, context: StepContext) -> Tensor:
+    def accept_path(self, context: StepContext, eligible: Tensor) -> Tensor:
         also = context.exact if self.include_clean else None
-        return Heads(self, context).picks(also, prune=True)
+        return Heads(self, context).picks(also, eligible)
 
 
 class MajorityAcceptor(DropoutRule):

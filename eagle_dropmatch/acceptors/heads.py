@@ -25,7 +25,7 @@ def drop(hidden: Tensor, uniforms: Tensor, p_drop: Tensor) -> Tensor:
         p_drop: broadcastable to them, in [0, 1).
     """
     scale = (1.0 - p_drop).reciprocal()
-    return hidden * ((uniforms >= p_drop) * scale).to(hidden.dtype)
+    return (hidden * scale.to(hidden.dtype)).masked_fill(uniforms < p_drop, 0.0)
 
 
 def shake(hidden: Tensor, uniforms: Tensor, p_drop: Tensor) -> Tensor:

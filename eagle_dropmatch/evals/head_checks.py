@@ -21,7 +21,9 @@ from ..acceptors.divergence import js_divergence, js_from_draft
 from ..acceptors.dropmatch import DropoutRule
 from ..acceptors.heads import drop
 from ..acceptors.step_heads import Heads
-from ..target import LMHead
+from ..sampling import Sampler, first_argmax
+from ..target import LMHead, PrefillOutput, TargetOutput
+from ..tree import DraftTree
 
 
 class Watching(ExactAcceptor):
@@ -46,7 +48,7 @@ class Watching(ExactAcceptor):
 
 @dataclass
 class CheapHeads:
-    """Naive's verdicts by few whole heads, against all heads over all tokens.
+    """Naive's verdicts by few rows and columns of W, against all heads over all tokens.
 
     Attributes:
         pairs: (node with children, head) pairs compared.
@@ -84,10 +86,45 @@ def _path(rule: NaiveAcceptor, context: StepContext, allowed: Tensor) -> Tensor:
     """The path that the walk keeps of these nodes."""
 
     class Told(NaiveAcceptor):
-        def accept_reachable(self, context: StepContext) -> Tensor:
-            return allowed.clone()
+        def accept_path(self, context: StepContext, eligible: Tensor) -> Tensor:
+            return allowed
 
     return Told(K=rule.K).verify(context).path
+
+
+def random_step(head: LMHead, rule: NaiveAcceptor, nodes: int, seed: int) -> StepContext:
+    """Trees of a root and its eight likeliest tokens, after random states: ``nodes`` of them.
+
+    The states are scaled so that logits have a standard deviation of 4. Where all tokens are alike
+    many are near the top, which is the hardest case for heads that look at few.
+    """
+    size = head.weight.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(nodes, size, generator=generator)
+    states *= 4.0 / (states.square() * head.column_variance.cpu()).sum(-1, keepdim=True).sqrt()
+    hidden = states.to(head.weight)
+    logits = head(hidden)
+    top = logits.float().topk(8, dim=-1).indices
+    tokens = torch.cat((top[:, :1], top), dim=1)
+    parents = torch.zeros_like(tokens)
+    parents[:, 0] = -1
+    wide = logits[:, None].expand(-1, tokens.shape[1], -1)
+    states = hidden[:, None].expand(-1, tokens.shape[1], -1)
+    output = TargetOutput(wide, states, states)
+    prefill = PrefillOutput(logits, hidden, hidden[:, None], hidden[:, None])
+    return StepContext(
+        tree=DraftTree.from_parents(tokens, parents, levels=1),
+        output=output,
+        head=head,
+        sampler=Sampler(),
+        logits=wide,
+        before=None,
+        choice=first_argmax(logits)[:, None].expand_as(tokens),
+        stop_ids=tokens.new_zeros(0),
+        row_keys=range(nodes),
+        step=seed,
+        state=rule.start(PromptContext(prefill, [1] * nodes, head)),
+    )
 
 
 @dataclass
@@ -115,7 +152,9 @@ class HeadTimes:
             seconds.append(time.perf_counter() - began)
 
     def _cheap(self, context: StepContext) -> None:
-        self.rule.accept_reachable(context)
+        tree = context.tree
+        stops = torch.isin(tree.tokens, context.stop_ids)
+        self.rule.accept_path(context, (tree.parents >= 0) & (context.exact | ~stops))
 
     def _whole(self, context: StepContext) -> None:
         heads = Heads(self.rule, context)

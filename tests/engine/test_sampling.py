@@ -161,7 +161,9 @@ def test_answers_follow_the_targets_law(
         found.update(map(tuple, out.sequences[:, len(prompt) :].tolist()))
         assert max(max(row.accept_lengths) for row in out.stats.rows) > 1
     # 21 tests are made: a true law fails one of them once in 500 runs of other seeds.
-    assert fits(found, chances) > 1e-4
+    p = fits(found, chances)
+    print(f"\nchi-square | {setting} | {shape} | batch 500 | {len(chances)} answers | p {p:.3f}")
+    assert p > 1e-4
     # The test can fail: the law of another temperature is told apart.
     warmer = {**setting, "temperature": setting["temperature"] * 1.5}
     assert (
@@ -184,7 +186,11 @@ def test_rows_of_a_batch_follow_their_own_laws(tiny: TargetModel, batch: int) ->
         for i, answer in enumerate(out.sequences[:, -count:].tolist()):
             found[i % batch][tuple(answer)] += 1
     for prompt, counts in zip(prompts, found, strict=True):
-        assert fits(counts, enumerate_answers(tiny, prompt, count, setting)) > 1e-4
+        chances = enumerate_answers(tiny, prompt, count, setting)
+        p = fits(counts, chances)
+        about = f"{setting} | tree | batch {batch} | {len(chances)} answers"
+        print(f"\nchi-square | {about} | p {p:.3f}")
+        assert p > 1e-4
 
 
 @every_setting

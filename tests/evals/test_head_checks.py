@@ -56,8 +56,8 @@ def test_cheap_heads_are_compared_on_every_pair(decoder: SpeculativeDecoder) -> 
     assert (check.differing, check.other_paths) == (0, 0)
 
     class Wrong(Heads):
-        def picks(self, also: Any = None, *, prune: bool = False) -> torch.Tensor:
-            return ~super().picks(also, prune=prune)
+        def picks(self, also: Any = None, eligible: Any = None) -> torch.Tensor:
+            return ~super().picks(also, eligible)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("eagle_dropmatch.evals.head_checks.Heads", Wrong)
@@ -143,12 +143,19 @@ def test_the_script_writes_what_it_prints(
     prompt = type("Prompt", (), {"ids": rig.prompts(6)[0]})
     monkeypatch.setattr(script, "render", lambda *_: prompt)
     arguments = ["--limit", "2", "--max-new-tokens", "12", "--output-dir", str(tmp_path / "out")]
+    arguments += ["--random-head", "300", "64"]
     assert cli.run_command(script.main, [*arguments, "--p-drop", "auto", "0.3"]) == 0
     printed = capsys.readouterr().out
     written = (tmp_path / "out" / "heads.md").read_text(encoding="utf-8")
     for line in printed.splitlines():
         assert line in written
     data = json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))
-    assert set(data) == {"cheap", "time", "flip", "js"}
+    assert set(data) == {"cheap", "random", "time", "flip", "js"}
     assert data["cheap"]["differing"] == 0
+    assert [row["p_drop"] for row in data["random"]] == [0.01, 0.05, 0.2]
+    for row in data["random"]:
+        assert row["pairs"] == 32 * 64 * 5
+        assert row["nodes"] == 32 * 64 * 8
+        assert 0 < row["accepted"] < row["nodes"] / 2
+        assert row["differing"] == row["other_paths"] == 0
     assert [row["p_drop"] for row in data["js"]] == ["auto", 0.3]
