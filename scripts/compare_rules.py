@@ -3,8 +3,8 @@
 
 One run on MT-Bench with an arm for each rule and setting, exact EAGLE-3 and plain decoding beside
 them: a table, and two figures of tau against what the rule costs (the relaxed share, and how much
-less likely its answers are to the target), with intervals. Without --acceptor the rules are those
-of the built-in sweep; with it, the ones given.
+less likely its answers are to the target), with intervals; and every rule's tau at equal cost.
+Without --acceptor the rules are those of the built-in sweep; with it, the ones given.
 
   python scripts/compare_rules.py --total-token 32 --depth 6 --top-k 5
   python scripts/compare_rules.py --acceptor 'margin(kappa=0.5)' 'margin(kappa=0.2)' naive
@@ -28,13 +28,14 @@ from eagle_dropmatch.evals.arms import EXACT, PLAIN
 from eagle_dropmatch.evals.figures import require_matplotlib
 from eagle_dropmatch.evals.job import evaluate
 from eagle_dropmatch.evals.options import read_options
-from eagle_dropmatch.evals.rule_sweep import SWEEP, by_name, draw
+from eagle_dropmatch.evals.rule_sweep import SWEEP, by_name, report
 
 
 def main(argv: Sequence[str]) -> int:
     parser = cli.Parser(description=str(__doc__))
     add_arguments(parser)
-    parser.set_defaults(acceptor=None)
+    # All rules on trees of one size, whatever each could earn.
+    parser.set_defaults(acceptor=None, tree_budget="fixed")
     args = parser.parse_args(argv)
     curves = SWEEP if args.acceptor is None else by_name(args.acceptor)
     if args.acceptor is None:
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     if args.arms is None:
         args.arms = [PLAIN, EXACT, *(rule for rule in args.acceptor if rule != EXACT)]
     require_matplotlib()
-    return evaluate(MTBench(), read_options(args), argv, after=partial(draw, curves=curves))
+    return evaluate(MTBench(), read_options(args), argv, after=partial(report, curves=curves))
 
 
 if __name__ == "__main__":

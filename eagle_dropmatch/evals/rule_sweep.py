@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import write_text
+from .equal_cost import as_markdown, equal_cost
 from .figures import new_figure, save_figure
 from .summary import LossyComparison, Row, Summary
 
@@ -65,6 +67,20 @@ def by_name(rules: Iterable[str]) -> dict[str, list[str]]:
     for rule in rules:
         found.setdefault(rule.partition("(")[0], []).append(rule)
     return found
+
+
+COSTS = (0.03, 0.06, 0.1, 0.2)
+"""Nats a token at which the rules are compared."""
+REFERENCE = "naive, auto"
+
+
+def report(summary: Summary, folder: Path, curves: Mapping[str, Sequence[str]] = SWEEP) -> None:
+    """The figures, and every curve's tau at equal costs: equal-cost.md, also printed."""
+    draw(summary, folder, curves)
+    reference = REFERENCE if REFERENCE in curves else next(iter(curves))
+    text = as_markdown(equal_cost(summary, curves, COSTS, reference), reference)
+    write_text(folder / "equal-cost.md", text)
+    print("\n" + text, end="")
 
 
 def draw(summary: Summary, folder: Path, curves: Mapping[str, Sequence[str]] = SWEEP) -> None:

@@ -158,7 +158,7 @@ def _rich_table(columns: Sequence[str], body: Cells) -> str:
 def _row_cells(row: Row, baselines: Sequence[str], seeds: int) -> list[str]:
     decode = row.decode_tokens_per_second
     return [
-        row.label if seeds == 1 else f"{row.label}\n{seeds} mask seeds",
+        row.label if seeds <= 1 else f"{row.label}\n{seeds} mask seeds",
         *(
             [_with_interval(row.tau), _number(row.strict_tau), f"{100 * row.relaxed_share:.1f}%"]
             if row.drafting

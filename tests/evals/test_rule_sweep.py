@@ -11,9 +11,10 @@ from eval_fakes import EOS, make_row, spec
 from eagle_dropmatch.acceptors import ACCEPTORS, make_acceptor, parts
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import figures, rule_sweep
+from eagle_dropmatch.evals.equal_cost import equal_cost
 from eagle_dropmatch.evals.figures import require_matplotlib
 from eagle_dropmatch.evals.records import QuestionResult
-from eagle_dropmatch.evals.rule_sweep import SWEEP, draw
+from eagle_dropmatch.evals.rule_sweep import SWEEP, draw, report
 from eagle_dropmatch.evals.summary import Summary, summarise
 
 CURVES = {"margin": ["margin(kappa=0.5)", "margin(kappa=0.2)"], "never run": ["top_k"]}
@@ -79,3 +80,31 @@ def test_without_matplotlib_it_is_said_before_the_run(monkeypatch: pytest.Monkey
     monkeypatch.setattr(figures.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install eagle-dropmatch\[plot\]"):
         require_matplotlib()
+
+
+def test_rules_are_compared_where_they_cost_the_same() -> None:
+    found = equal_cost(summary(), {**CURVES, "loose": ["margin(kappa=0.2)"]}, (0.05, 0.3), "margin")
+    # Costs are 0, 0.1 and 0.2 nats a token with taus t0 < t1 < t2: halfway to the first setting,
+    # and a quarter of the way to the second where the first was not measured.
+    taus = {row.group: row.tau.value for row in summary().rows}
+    t0, t1, t2 = taus["exact"], taus["margin(kappa=0.5)"], taus["margin(kappa=0.2)"]
+    by_curve = {row.curve: row for row in found}
+    assert set(by_curve) == {"margin", "loose"}  # no curve reaches 0.3
+    assert by_curve["margin"].tau.value == pytest.approx((t0 + t1) / 2)
+    assert by_curve["loose"].tau.value == pytest.approx(t0 + (t2 - t0) / 4)
+    assert by_curve["margin"].against == (pytest.approx(1), None)
+    for row in found:
+        interval = row.tau.interval
+        assert interval is not None
+        assert interval.low <= row.tau.value <= interval.high
+    assert [row.tau.value for row in found] == sorted(row.tau.value for row in found)[::-1]
+
+
+def test_the_report_prints_what_it_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(summary(), tmp_path, CURVES)
+    written = (tmp_path / "equal-cost.md").read_text(encoding="utf-8")
+    assert written in capsys.readouterr().out
+    assert "**At 0.1 nats a token below exact**" in written
+    assert "| margin | " in written

@@ -228,3 +228,10 @@ def test_arms_can_be_left_out():
 def test_long_lines_are_wrapped_and_indented():
     assert wrap("word " * 30)[1].startswith("  word")
     assert wrap("") == [""]
+
+
+@pytest.mark.parametrize(("seed", "told"), [(None, False), (7, False)])
+def test_one_seed_or_none_is_not_counted(seed, told):
+    specs = [spec("exact"), spec("margin", lossy=True, seed=seed)]
+    results = {name: results_of()["exact"] for name in ("exact", "margin")}
+    assert ("mask seeds" in terminal_text(summarise(specs, results), HEADER)) is told
