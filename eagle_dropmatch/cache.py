@@ -36,15 +36,17 @@ class TreeCache(Cache):
     ) -> None:
         self.capacity = capacity
         self._stores: dict[torch.device, Tensor] = {}
+        self._layers: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         places: list[tuple[torch.device, int]] = []
         for device in layer_devices:
             places.append((device, sum(d == device for d, _ in places)))
         for device in dict.fromkeys(layer_devices):
             count = sum(d == device for d in layer_devices)
             # Zeros, not empty: a hidden slot still enters the product, and 0 * NaN is NaN.
-            self._stores[device] = torch.zeros(
+            store = torch.zeros(
                 count, 2, batch, kv_heads, capacity, head_dim, dtype=dtype, device=device
             )
+            self._put(device, store)
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=layer_devices[0])
         self._row_lengths = [0] * batch
         self._starts: Tensor | int = 0
@@ -99,7 +101,7 @@ class TreeCache(Cache):
     def select(self, rows: Tensor) -> None:
         """Keep only these rows of the batch, in this order."""
         for device, store in self._stores.items():
-            self._stores[device] = store.index_select(2, rows.to(device))
+            self._put(device, store.index_select(2, rows.to(device)))
         kept = rows.tolist()
         self._row_lengths = [self._row_lengths[row] for row in kept]
         self.lengths = self.lengths.index_select(0, rows.to(self.lengths.device))
@@ -122,24 +124,28 @@ class TreeCache(Cache):
         for device, store in self._stores.items():
             larger = store.new_zeros(*store.shape[:4], capacity, store.shape[5])
             larger[..., : self.capacity, :] = store
-            self._stores[device] = larger
+            self._put(device, larger)
         self.capacity = capacity
+
+    def _put(self, device: torch.device, store: Tensor) -> None:
+        self._stores[device] = store
+        # Split once: the hot path asks for one layer's keys and values at a time.
+        self._layers[device] = [(layer[0], layer[1]) for layer in store.unbind()]
 
     def write(self, device: torch.device, index: int, keys: Tensor, values: Tensor) -> Any:
         """Store one layer's new keys and values; returns the views that attention reads."""
-        kept_keys, kept_values = self._stores[device][index]
+        kept_keys, kept_values = self._layers[device][index]
         count = keys.shape[-2]
         if isinstance(self._starts, int):
-            end = self._starts + count
-            kept_keys[:, :, self._starts : end] = keys
-            kept_values[:, :, self._starts : end] = values
+            kept_keys.narrow(2, self._starts, count).copy_(keys)
+            kept_values.narrow(2, self._starts, count).copy_(values)
         else:
             rows = torch.arange(self.batch, device=device)[:, None]
             slots = self._starts.to(device)[:, None] + torch.arange(count, device=device)
             kept_keys[rows, :, slots] = keys.transpose(1, 2)
             kept_values[rows, :, slots] = values.transpose(1, 2)
         seen = self.key_length
-        return kept_keys[:, :, :seen], kept_values[:, :, :seen]
+        return kept_keys.narrow(2, 0, seen), kept_values.narrow(2, 0, seen)
 
 
 class _TreeLayer(CacheLayerMixin):

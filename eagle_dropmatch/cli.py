@@ -91,11 +91,15 @@ def integer(at_least: int, what: str = "") -> Callable[[str], int]:
     return parse
 
 
-def tree_shape(text: str) -> tuple[int, int, int]:
-    """total-token/depth/top-k, as 24/5/6."""
+def tree_shape(text: str) -> tuple[int, int, int] | str:
+    """total-token/depth/top-k, as 24/5/6, or "auto"."""
+    if text == "auto":
+        return text
     parts = text.split("/")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not total-token/depth/top-k, as 24/5/6")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither total-token/depth/top-k, as 24/5/6, nor auto"
+        )
     nodes, depth, top_k = (int(part) for part in parts)
     if nodes < 1 or top_k < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: total-token and top-k are at least 1")

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from eagle_dropmatch.acceptors import Acceptor, make_acceptor
 from eagle_dropmatch.drafts.base import Drafter, NoDrafter, TreeShape
+from eagle_dropmatch.drafts.budget import TreeBudget
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.loop import DecodingLoop, Limits, Row
 from eagle_dropmatch.settings import new_token_limit, read_sampler, read_settings, stop_token_ids
 from eagle_dropmatch.stats import GenerationStats
+from eagle_dropmatch.step_costs import StepCosts, step_costs
 from eagle_dropmatch.target import TargetModel
 
 
@@ -37,6 +39,8 @@ class SpeculativeDecoder:
         tokenizer: the target's tokenizer, or None where only ids are used.
         acceptor: the acceptance rule; may be set at any time.
         tree: the trees to draw; may be set at any time.
+        adaptive: choose the size of each step's trees, within ``tree``, by what steps cost here and
+            how often the draft is right (``drafts/budget.py``); may be set at any time.
     """
 
     def __init__(
@@ -47,12 +51,16 @@ class SpeculativeDecoder:
         tokenizer: Any = None,
         acceptor: Acceptor | None = None,
         tree: TreeShape | None = None,
+        adaptive: bool = False,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.tokenizer = tokenizer
         self.acceptor = acceptor if acceptor is not None else make_acceptor("exact")
         self.tree = tree if tree is not None else TreeShape()
+        self.adaptive = adaptive
+        self._costs: dict[tuple[int, int], StepCosts] = {}
+        self._budgets: dict[tuple[int, int], TreeBudget] = {}
 
     @classmethod
     def from_pretrained(
@@ -71,6 +79,8 @@ class SpeculativeDecoder:
         layer_ids: Sequence[int] | None = None,
         layer_id_convention: str = "auto",
         rope_theta: float | None = None,
+        fuse: bool | None = None,
+        tree_budget: str | None = None,
     ) -> SpeculativeDecoder:
         """Load a target and an EAGLE-3 draft for it; with neither, the reference pair.
 
@@ -79,14 +89,18 @@ class SpeculativeDecoder:
             draft: folder or hub id of an EAGLE-3 checkpoint in any published naming.
             acceptor: a name from ``ACCEPTORS`` with ``acceptor_options``, or a rule.
             total_token: tree nodes, root included; depth: draft forwards after the first (levels
-                minus one); top_k: beam width. Defaults: 60, 7, 10, or what was measured best for
-                the reference pair.
+                minus one); top_k: beam width. Defaults: at most 64, 9, 8 where the budget is auto;
+                else 60, 7, 10, or what was measured best for the reference pair.
             dtype: of both models; by default the checkpoint's, float32 on processors without
                 bfloat16.
             device_map: as transformers takes it.
             attn_implementation: ``sdpa`` (default) or ``eager``.
             layer_ids, layer_id_convention, rope_theta: overrides of what the draft's config says;
                 see ``load_draft``.
+            tree_budget: ``auto`` chooses each step's tree within total_token, depth and top_k by
+                cost, the default where none of them is given; ``fixed`` draws those trees.
+            fuse: run both models with exchanged modules (``fused.py``): equal results, faster, a
+                second copy of the weights. By default on a CPU where it works.
 
         Raises:
             UserError: for anything that cannot be used, before weights are read where possible.
@@ -108,9 +122,16 @@ class SpeculativeDecoder:
             layer_ids=layer_ids,
             layer_id_convention=layer_id_convention,
             rope_theta=rope_theta,
+            fuse=fuse,
+            tree_budget=tree_budget,
         )
         return cls(
-            pair.target, pair.drafter, tokenizer=pair.tokenizer, acceptor=rule, tree=pair.tree
+            pair.target,
+            pair.drafter,
+            tokenizer=pair.tokenizer,
+            acceptor=rule,
+            tree=pair.tree,
+            adaptive=pair.adaptive,
         )
 
     @torch.inference_mode()
@@ -184,6 +205,8 @@ class SpeculativeDecoder:
         drafter = self.drafter(self.tree) if draft else NoDrafter()
         rule = self.acceptor if draft else make_acceptor("exact")
         drafter.keep_logits = rule.needs_draft
+        if draft and self.adaptive:
+            drafter.budget = self._budget(len(prompts), rule)
         sampler = read_sampler(settings)
         if truncation is not None and (draft or sampler.greedy):
             raise UserError(
@@ -216,6 +239,14 @@ class SpeculativeDecoder:
             decode_seconds=ended - prefilled,
         )
         return GenerateOutput(sequences, stats)
+
+    def _budget(self, batch: int, rule: Acceptor) -> TreeBudget:
+        """What chooses tree sizes: goes on from call to call where that cannot change answers."""
+        key = batch, self.tree.top_k
+        if key not in self._costs:
+            self._costs[key] = step_costs(self.target, self.drafter, self.tree.top_k, batch)
+        fresh = TreeBudget(self._costs[key], self.tree.nodes)
+        return self._budgets.setdefault(key, fresh) if rule.lossless else fresh
 
     def _now(self) -> float:
         device = self.target.head_device

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from eagle_dropmatch.drafts.base import Drafter, TreeShape
+from eagle_dropmatch.drafts.base import ADAPTIVE_TREE, Drafter, TreeShape
 from eagle_dropmatch.drafts.checkpoint import load_draft, read_draft_config
 from eagle_dropmatch.drafts.eagle3_drafter import Eagle3Drafter
 from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.fused import can_fuse
 from eagle_dropmatch.taps import default_tap_layers
 from eagle_dropmatch.target import ATTENTION_BACKENDS, TargetModel, check_attention, probe
 
@@ -28,6 +29,7 @@ class Pair:
     drafter: Callable[[TreeShape], Drafter]
     tokenizer: Any
     tree: TreeShape
+    adaptive: bool
 
 
 def load_pair(
@@ -41,6 +43,8 @@ def load_pair(
     layer_ids: Sequence[int] | None,
     layer_id_convention: Any,
     rope_theta: float | None,
+    fuse: bool | None,
+    tree_budget: str | None,
 ) -> Pair:
     """Load both, checking what can be checked before weights are read."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -51,7 +55,12 @@ def load_pair(
         raise UserError(
             "only one of target and draft was given: give both, or neither for the reference pair"
         )
-    defaults = REFERENCE_TREE if target is None else TreeShape()
+    sized = any(value is not None for value in shape.values())
+    if tree_budget not in (None, "auto", "fixed"):
+        raise UserError(f"tree_budget {tree_budget!r}: expected auto or fixed")
+    adaptive = not sized if tree_budget is None else tree_budget == "auto"
+    fixed = REFERENCE_TREE if target is None else TreeShape()
+    defaults = ADAPTIVE_TREE if adaptive else fixed
     tree = TreeShape(**{k: getattr(defaults, k) if v is None else v for k, v in shape.items()})
     backend = attn_implementation or "sdpa"
     if backend not in ATTENTION_BACKENDS:
@@ -83,7 +92,14 @@ def load_pair(
         device_map=device_map,
         attn_implementation=backend,
     )
-    wrapped = TargetModel(model, taps)
+    able = can_fuse(model)
+    if fuse and not able:
+        raise UserError(
+            "fuse: the target must lie whole on a CPU, in float32 or a bfloat16 that the "
+            "processor multiplies; leave the option out"
+        )
+    fuse = able if fuse is None else fuse
+    wrapped = TargetModel(model, taps, fuse=fuse)
     probe(wrapped)
     network = load_draft(
         draft,
@@ -96,7 +112,9 @@ def load_pair(
         dtype=wrapped.dtype,
         device=wrapped.head_device,
     ).eval()
-    return Pair(wrapped, lambda size: Eagle3Drafter(network, size), tokenizer, tree)
+    if fuse:
+        network.pack()
+    return Pair(wrapped, lambda size: Eagle3Drafter(network, size), tokenizer, tree, adaptive)
 
 
 def _read(loader: Any, target: str | Path, what: str, **options: Any) -> Any:

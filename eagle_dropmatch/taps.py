@@ -51,10 +51,13 @@ class FeatureTaps:
     layer's output before the final norm.
 
     Use as a context manager around one forward; ``joined()`` then gives [B, S, len(layers) * H].
+
+    Args:
+        stack: the backbone's decoder layers.
+        layers: indices.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
-        stack = decoder_layers(model)
+    def __init__(self, stack: nn.ModuleList, layers: Sequence[int]) -> None:
         wrong = [i for i in layers if not 0 <= i <= len(stack)]
         if wrong or len(set(layers)) != len(layers):
             raise UserError(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from eagle_dropmatch.cache import TreeCache
 from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.fused import PackedLinear, fused
 from eagle_dropmatch.taps import FeatureTaps, backbone, decoder_layers
 from eagle_dropmatch.tree import DraftTree, position_ids, tree_attention
 
+#: Prompt tokens a forward reads; longer prompts take several.
+PREFILL_AT_ONCE = 1024
 #: Attention backends that take an additive 4-D mask. Flash attention has no place for one.
 ATTENTION_BACKENDS = ("sdpa", "eager")
 
@@ -41,14 +44,21 @@ class LMHead:
     Args:
         module: the model's output embeddings, a linear layer.
         finish: scaling or cap, or None where the product is what the model calls logits.
+        product: what multiplies in the module's place, faster.
     """
 
-    def __init__(self, module: nn.Module, finish: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        finish: Callable[[Tensor], Tensor] | None = None,
+        product: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.module, self.finish = module, finish
+        self._product = module if product is None else product
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        logits: Tensor = self.module(hidden)
+        logits: Tensor = self._product(hidden)
         return logits if self.finish is None else self.finish(logits)
 
     @cached_property
@@ -99,15 +109,24 @@ class TargetModel:
         model: the transformers model, in evaluation mode, attention ``sdpa`` or ``eager``.
         tap_layers: ``hidden_states`` indices that the draft reads; None where it reads the last
             hidden state after the final norm (drafts without ``fc``), or nothing at all.
+        fuse: run a faster view of the decoder (``fused.py``); the model itself stays as it is.
     """
 
-    def __init__(self, model: Any, tap_layers: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, model: Any, tap_layers: Sequence[int] | None = None, *, fuse: bool = False
+    ) -> None:
         self.model = model.eval()
         self.config = model.config.get_text_config()
         check_attention(self.config, getattr(model.config, "_attn_implementation", "sdpa"))
-        self.body = backbone(model)
-        self.head = LMHead(model.get_output_embeddings(), logits_finisher(self.config))
-        self.taps = FeatureTaps(model, tap_layers) if tap_layers is not None else None
+        self.fuses = fuse
+        stack, head = decoder_layers(model), model.get_output_embeddings()
+        self.body, product = backbone(model), None
+        if fuse:
+            self.body = fused(self.body)
+            stack = cast(nn.ModuleList, self.body.layers)
+            product = PackedLinear.of(head) if type(head) is nn.Linear else None
+        self.head = LMHead(head, logits_finisher(self.config), product)
+        self.taps = FeatureTaps(stack, tap_layers) if tap_layers is not None else None
         heads = self.config.num_attention_heads
         self._kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
         self._head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
@@ -150,15 +169,27 @@ class TargetModel:
             lengths: prompt tokens a row, 1..S.
         """
         batch, size = tokens.shape
-        cache.open(size)
-        # Causal alone is enough: padding stands to the right of everything that counts.
-        blocked = torch.ones(size, size, dtype=torch.bool, device=tokens.device).triu(1)
-        mask = torch.zeros(size, size, dtype=self.dtype, device=tokens.device)
-        mask.masked_fill_(blocked, torch.finfo(self.dtype).min)
-        positions = torch.arange(size, device=tokens.device).expand(batch, size)
-        hidden, features = self._forward(
-            tokens, mask.expand(batch, 1, size, size), positions, cache
-        )
+        places = torch.arange(size, device=tokens.device)
+        read: list[tuple[Tensor, Tensor]] = []
+        # In parts: the mask of a long prompt at once would be the square of its length.
+        for start in range(0, size, PREFILL_AT_ONCE):
+            here = places[start : start + PREFILL_AT_ONCE]
+            cache.open(len(here), behind=start)
+            # Causal alone is enough: padding stands to the right of everything that counts.
+            blocked = places[: cache.key_length] > here[:, None]
+            mask = torch.zeros(blocked.shape, dtype=self.dtype, device=tokens.device)
+            mask.masked_fill_(blocked, torch.finfo(self.dtype).min)
+            read.append(
+                self._forward(
+                    tokens[:, start : start + PREFILL_AT_ONCE],
+                    mask.expand(batch, 1, *mask.shape),
+                    here.expand(batch, -1),
+                    cache,
+                )
+            )
+        hidden, features = read[0]
+        if len(read) > 1:
+            hidden, features = (torch.cat(parts, dim=1) for parts in zip(*read, strict=True))
         cache.commit(lengths)
         rows = torch.arange(batch, device=hidden.device)
         last = torch.tensor(lengths, device=hidden.device) - 1

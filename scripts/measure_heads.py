@@ -83,6 +83,7 @@ def main(argv: Sequence[str]) -> int:
         total_token=args.total_token,
         depth=args.depth,
         top_k=args.top_k,
+        tree_budget="fixed",
     )
     prompts = [
         render(decoder.tokenizer, benchmark.prompt(question, 0, []), ChatSettings()).ids

@@ -148,8 +148,9 @@ class FakeDecoder:
 
     def __init__(self) -> None:
         self.tokenizer = CharTokenizer()
-        self.target = SimpleNamespace(model=FakeModel())
+        self.target = SimpleNamespace(model=FakeModel(), fuses=True)
         self.tree = TreeShape(24, 3, 4)
+        self.adaptive = False
         self.acceptor: Any = None
         self.calls: list[tuple[Any, bool, int]] = []
         self.interrupt_at: int | None = None

@@ -39,7 +39,11 @@ def place(tmp_path, monkeypatch):
 
 PAIR = "--target target --draft draft"
 BAD = [
-    ("--trees 24/5", "argument --trees: '24/5' is not total-token/depth/top-k"),
+    ("--trees 24/5", "argument --trees: '24/5' is neither total-token/depth/top-k"),
+    ("--trees auto auto", "--trees: the same tree twice"),
+    ("--trees 24/5/6 --tree-budget auto", "goes without --tree-budget"),
+    ("--tree-budget large", "argument --tree-budget: invalid choice"),
+    ("--fuse maybe", "argument --fuse: invalid choice"),
     ("--trees 0/5/6", "argument --trees: '0/5/6': total-token and top-k are at least 1"),
     ("--trees 24/5/6 24/5/6", "--trees: the same tree twice"),
     ("--trees 24/5/6 --depth 3", "under exact acceptance and goes without --depth"),
@@ -58,7 +62,7 @@ BAD = [
     ("--acceptor naive --arms exact", "--arms leaves out naive"),
     ("--heads 5", "--heads: the exact acceptor has no such option; add --acceptor naive"),
     ("--include-clean --seeds 3", "--include-clean, --seeds: the exact acceptor"),
-    ("--arms plain fast", "--arms fast: with --acceptor exact there are plain, hf, exact"),
+    ("--arms plain fast", "--arms fast: with --acceptor exact there are plain, hf, lookup, exact"),
     ("--depth -1", "argument --depth: '-1' is not an integer of at least 0"),
     ("--depth deep", "argument --depth: 'deep' is not an integer"),
     ("--total-token 0", "'0' is not an integer of at least 1 (it counts the root)"),

@@ -7,7 +7,13 @@ into the path to commit (`walk`).
 
 from eagle_dropmatch.tree.attention import ancestor_matrix, position_ids, tree_attention
 from eagle_dropmatch.tree.draft_tree import DraftTree, choice_parents
-from eagle_dropmatch.tree.growth import BeamLevel, Expansion, candidate_count, grow
+from eagle_dropmatch.tree.growth import (
+    BeamLevel,
+    Expansion,
+    GrowthPolicy,
+    candidate_count,
+    grow,
+)
 from eagle_dropmatch.tree.walk import (
     AcceptedPath,
     children,
@@ -22,6 +28,7 @@ __all__ = [
     "BeamLevel",
     "DraftTree",
     "Expansion",
+    "GrowthPolicy",
     "ancestor_matrix",
     "candidate_count",
     "children",

@@ -12,7 +12,7 @@ parent sorts before its children and no child is ever kept without its parent.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -55,6 +55,24 @@ class BeamLevel(NamedTuple):
 Scorer = Callable[[BeamLevel], Expansion]
 
 
+class GrowthPolicy(Protocol):
+    """Decides how far a tree grows, where that is not fixed. Answers are for the whole batch."""
+
+    def deepen(self, level: int, beam: Tensor) -> bool:
+        """Whether to expand the beam, whose rows are ``level`` tokens after the root.
+
+        beam: [B, R] float32, cumulative log-probabilities, best first.
+        """
+        ...
+
+    def choose(self, scores: Tensor, levels: int) -> int:
+        """Nodes of the trees, the root included; more than ``total_token`` are not given.
+
+        scores: [B, C] float32, of the best candidates, best first. levels: that were drafted.
+        """
+        ...
+
+
 def candidate_count(depth: int, top_k: int) -> int:
     """Candidates that growth scores: no tree has more nodes than this, plus its root."""
     return top_k + depth * top_k * top_k
@@ -68,12 +86,15 @@ def grow(
     depth: int,
     top_k: int,
     total_token: int,
+    policy: GrowthPolicy | None = None,
 ) -> DraftTree:
     """Grows one tree per row.
 
     root: [B] int64, the last committed tokens.
     first: [B, 1, top_k], the root's children.
-    expand: scores one beam level; called exactly `depth` times, or never if total_token is 1.
+    expand: scores one beam level; called `depth` times, or never if total_token is 1. On a CPU,
+        where looking costs nothing, no more once no descendant of the beam could be kept.
+    policy: may stop growth before `depth` and keep fewer nodes; it reads scores on the host.
     depth: expansions after the first. Nodes reach depth + 1 levels below the root, so a step
         commits at most depth + 2 tokens, the bonus included.
     top_k: beam width and children per node; 1 drafts a chain.
@@ -99,6 +120,11 @@ def grow(
     visible = itself
     tokens, scores, expanded, logits = [beam_tokens], [beam_scores], [], [first.logits]
     for index in range(depth):
+        if policy is not None:
+            if not policy.deepen(index + 1, beam_scores):
+                break
+        elif root.device.type == "cpu" and _settled(scores, beam_scores, total_token - 1):
+            break
         level = expand(BeamLevel(beam_tokens, parent_rows, visible, index))
         log_probs = _checked_log_probs(level, (root.shape[0], top_k, top_k))
         expanded.append(beam_flat)
@@ -112,27 +138,46 @@ def grow(
             parent_rows = chosen // top_k
             ancestors = visible.gather(1, parent_rows[:, :, None].expand_as(visible))
             visible = torch.cat([ancestors, itself], dim=2)
-    return _rerank(root, tokens, scores, expanded, logits, top_k=top_k, total_token=total_token)
+    candidates = min(total_token - 1, candidate_count(len(expanded), top_k))
+    kept = _best(torch.cat(scores, dim=1), candidates)
+    if policy is not None:
+        candidates = min(candidates, policy.choose(kept[0], len(expanded) + 1) - 1)
+        if candidates < 1:
+            return DraftTree.root_only(root)
+        kept = kept[0][:, :candidates], kept[1][:, :candidates]
+    return _rerank(root, kept, tokens, scores, expanded, logits, top_k=top_k)
+
+
+def _settled(scores: list[Tensor], beam: Tensor, count: int) -> bool:
+    """Whether the `count` best candidates [B, C] of each row cannot change any more.
+
+    Descendants of the beam [B, R] score no better than it, and lose among equals.
+    """
+    if sum(level.shape[1] for level in scores) < count:
+        return False
+    least = torch.cat(scores, dim=1).topk(count, dim=1).values[:, -1]
+    return bool((beam.amax(dim=1) <= least).all())
 
 
 def _rerank(
     root: Tensor,
+    best: tuple[Tensor, Tensor],
     tokens: list[Tensor],
     scores: list[Tensor],
     expanded: list[Tensor],
     logits: list[Tensor | None],
     *,
     top_k: int,
-    total_token: int,
 ) -> DraftTree:
     """The best candidates of all levels, as a tree.
 
+    best: their scores and flat indices, [B, N - 1] each, best first.
     tokens, scores: the flat candidates, level by level, [B, k] and then [B, k * k] each.
     expanded: [B, k] for each expansion, the flat index of every beam row.
     logits: of the root's and then of each expansion's rows, or None for each.
     """
     candidates = candidate_count(len(expanded), top_k)
-    kept_scores, kept = _best(torch.cat(scores, dim=1), min(total_token - 1, candidates))
+    kept_scores, kept = best
     # An impossible candidate sorts last, under an index that no real one has.
     flat = kept.masked_fill(kept_scores == -torch.inf, candidates).sort(dim=1).values
     padding = flat == candidates

@@ -5,11 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.tree import DraftTree, candidate_count
+
+if TYPE_CHECKING:
+    from eagle_dropmatch.drafts.budget import TreeBudget
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,10 @@ class TreeShape:
     def nodes(self) -> int:
         """Nodes of the trees that come out: ``total_token``, or all candidates if fewer."""
         return min(self.total_token, candidate_count(self.depth, self.top_k) + 1)
+
+
+#: The most that trees of their own choice become where nothing else is said.
+ADAPTIVE_TREE = TreeShape(total_token=64, depth=9, top_k=8)
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,9 @@ class Drafter(ABC):
     #: Set before an answer begins: whether trees shall carry the draft's logits over each node's
     #: children, over the tokens of ``vocabulary``.
     keep_logits: bool = False
+    #: Set before an answer begins: what chooses the size of each step's trees, within the shape;
+    #: None: the shape does.
+    budget: TreeBudget | None = None
 
     @property
     def vocabulary(self) -> Tensor | None:

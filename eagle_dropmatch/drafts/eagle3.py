@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from eagle_dropmatch.drafts.rope import RotaryTable, rotate
+from eagle_dropmatch.fused import FusedGatedMLP, FusedRMSNorm, PackedLinear
 
 #: Attention over whatever the caller keeps: (q [B, H, S, d], k, v [B, H_kv, S, d]) -> [B, H, S, d].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -107,17 +108,23 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(
             self.heads * self.head_dim, config.hidden_size, bias=config.attention_output_bias
         )
+        self.qkv: nn.Module | None = None
+
+    def pack(self) -> None:
+        self.qkv = PackedLinear.of(self.q_proj, self.k_proj, self.v_proj)
+        del self.q_proj, self.k_proj, self.v_proj
+        self.o_proj = PackedLinear.of(self.o_proj)  # type: ignore[assignment]
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        q = self._heads(self.q_proj(x), self.heads)
-        k = self._heads(self.k_proj(x), self.kv_heads)
-        v = self._heads(self.v_proj(x), self.kv_heads)
-        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v)
-        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        if self.qkv is None:
+            products = torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)
+        else:
+            products = self.qkv(x)
+        heads = products.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        turned, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        q, k = rotate(turned, cos, sin).split((self.heads, self.kv_heads), dim=1)
+        projected: Tensor = self.o_proj(attend(q, k, v).transpose(1, 2).flatten(2))
         return projected
-
-    def _heads(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
 
 
 class GatedMLP(nn.Module):
@@ -129,10 +136,10 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(size, inner, bias=bias)
         self.up_proj = nn.Linear(size, inner, bias=bias)
         self.down_proj = nn.Linear(inner, size, bias=bias)
-        self.act = ACT2FN[config.hidden_act]
+        self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
@@ -195,6 +202,24 @@ class Eagle3Draft(nn.Module):
         self.rotary = RotaryTable(
             config.rope_parameters, config.head_dim, config.max_position_embeddings
         )
+
+    @torch.inference_mode()
+    def pack(self) -> None:
+        """Lay all weights out for oneDNN. For drafting on a CPU: the network cannot be trained,
+        moved or saved after it."""
+        layer = self.midlayer
+        layer.self_attn.pack()
+        layer.mlp = FusedGatedMLP(layer.mlp)  # type: ignore[assignment]
+        for parent in (layer, self):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, RMSNorm):
+                    setattr(parent, name, FusedRMSNorm(child))
+        if self.config.fuse_features:
+            self.fc = PackedLinear.of(self.fc)  # type: ignore[assignment]
+        if isinstance(self.lm_head, nn.Linear):
+            packed = PackedLinear.of(self.lm_head)
+            self._modules.pop("lm_head", None)
+            self._share("lm_head", packed)
 
     def borrow_embedding(self, module: nn.Module) -> None:
         """Share the target's embedding; it is neither saved with the draft nor trained."""

@@ -32,6 +32,9 @@ class Eagle3Drafter(Drafter):
         # Each row's last output, from which it drafts: [B, H].
         self._feature: Tensor
         self._head_input: Tensor
+        self._tree: DraftTree | None = None
+        # What was committed while the budget let the draft rest: (tokens, features, counts) each.
+        self._unread: list[tuple[Tensor, Tensor, list[int]]] = []
 
     @property
     def vocabulary(self) -> Tensor:
@@ -62,24 +65,57 @@ class Eagle3Drafter(Drafter):
         features = seen.features.gather(
             1, path[..., None].expand(-1, -1, seen.features.shape[-1]).to(seen.features.device)
         )
-        self._extend(seen.tokens[:, :longest].to(device), features.to(device), list(seen.counts))
+        new = seen.tokens[:, :longest].to(device), features.to(device), list(seen.counts)
+        if self.budget is not None:
+            if self._tree is None:
+                self.budget.rested()
+                self._unread.append(new)
+                if self.budget.resting:
+                    return
+                columns = zip(*self._unread, strict=True)
+                tokens, read, counts = columns
+                # One slot a step and row: rows that ended have none from there on.
+                new = (
+                    torch.cat(tokens, dim=1),
+                    torch.cat(read, dim=1),
+                    [sum(each) for each in zip(*counts, strict=True)],
+                )
+                self._unread = []
+            else:
+                on_path = torch.zeros_like(self._tree.valid)
+                on_path.scatter_(1, seen.path.clamp(min=0).to(device), True)
+                drafted = self._tree.parents >= 0
+                self.budget.learn(self._tree.scores, drafted, on_path, seen.counts)
+        self._extend(*new)
 
     def select(self, rows: Tensor) -> None:
         self._cache.select(rows)
+        if self._tree is not None:
+            self._tree = self._tree.rows(rows)
+        kept = rows.tolist()
+        self._unread = [
+            (tokens[rows], features[rows], [counts[row] for row in kept])
+            for tokens, features, counts in self._unread
+        ]
         self._roots, self._feature = self._roots[rows], self._feature[rows]
         self._head_input = self._head_input[rows]
 
     def propose(self) -> DraftTree:
+        if self.budget is not None and self.budget.resting:
+            self._tree = None
+            return DraftTree.root_only(self._roots)
         width = self.shape.top_k
         self._beam = self._feature[:, None].expand(-1, width, -1)
-        return grow(
+        self._tree = grow(
             self._roots,
             self._best(self._head_input[:, None], width),
             self._expand,
             depth=self.shape.depth,
             top_k=width,
             total_token=self.shape.total_token,
+            policy=self.budget,
         )
+        return self._tree
 
     def _extend(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
         """Append slots with true features; keep each row's last output, from which it drafts."""

@@ -50,6 +50,12 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--device-map", metavar="MAP", help="as in transformers: cpu, cuda:0, auto")
     group.add_argument("--threads", type=cli.integer(1), metavar="N", help="CPU threads of torch")
+    group.add_argument(
+        "--fuse",
+        choices=("on", "off"),
+        help="run both models with exchanged modules: equal results, faster, a second copy of the "
+        "weights (default: on a CPU, where it works); arm hf never does",
+    )
 
 
 def _add_tree(group: argparse._ArgumentGroup) -> None:
@@ -83,8 +89,15 @@ def _add_tree(group: argparse._ArgumentGroup) -> None:
         type=cli.tree_shape,
         nargs="+",
         metavar="T/D/K",
-        help="compare trees: an exact arm for each total-token/depth/top-k, as 24/5/6, instead of "
-        "one tree",
+        help="compare trees: an exact arm for each total-token/depth/top-k, as 24/5/6, or auto, "
+        "instead of one tree",
+    )
+    group.add_argument(
+        "--tree-budget",
+        choices=("auto", "fixed"),
+        help="auto: each step's tree has the size that commits most tokens a second, by what steps "
+        "cost here (timed once) and how often the draft is right; --total-token, --depth and "
+        "--top-k are then its bounds. The default where none of them is given",
     )
 
 
@@ -148,8 +161,9 @@ def _add_rule(group: argparse._ArgumentGroup) -> None:
         "--arms",
         nargs="+",
         metavar="ARM",
-        help="which of plain (our loop without drafts), hf (transformers' generate), exact and "
-        "the rules of --acceptor to run (default: all)",
+        help="which of plain (our loop without drafts), hf (transformers' generate), lookup (the "
+        "same with prompt-lookup decoding), exact and the rules of --acceptor to run (default: all "
+        "but lookup)",
     )
 
 

@@ -2,12 +2,14 @@
 
 plain   our own loop with an empty tree: what drafting has to beat
 hf      ``generate`` of transformers on the same model object
+lookup  the same with its prompt-lookup decoding, which drafts from the text so far
 exact   EAGLE-3 trees, accepted only where the target agrees
 naive   EAGLE-3 trees under a lossy rule (any acceptor, by its name or expression)
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +24,9 @@ if TYPE_CHECKING:  # torch comes with it, and bad arguments are refused without 
 
 T = TypeVar("T")
 
-PLAIN, HF, EXACT = "plain", "hf", "exact"
+PLAIN, HF, LOOKUP, EXACT = "plain", "hf", "lookup", "exact"
+LOOKUP_TOKENS = 10
+"""Tokens that prompt lookup proposes at most, as transformers' own documentation sets it."""
 NO_DRAFTING = "none"
 """``ArmSpec.acceptance`` of the baselines."""
 
@@ -40,8 +44,9 @@ class ArmSpec(NamedTuple):
     lossy: bool
     seed: int | None
     """Mask seed of a randomised rule."""
-    tree: tuple[int, int, int] | None = None
-    """(total_token, depth, top_k) of an arm with a tree of its own; None: the decoder's."""
+    tree: tuple[int, int, int] | str | None = None
+    """(total_token, depth, top_k) of an arm with a tree of its own, or "auto"; None: the
+    decoder's."""
     control: bool = False
     """Plain sampling among the tokens that its rule would accept: what a truncation costs alone."""
 
@@ -71,7 +76,7 @@ def plan_arms(
     chosen: Sequence[str],
     rules: Mapping[str, Acceptor],
     seeds: Sequence[int],
-    trees: Sequence[tuple[int, int, int]] = (),
+    trees: Sequence[tuple[int, int, int] | str] = (),
     *,
     controls: bool = False,
 ) -> list[tuple[ArmSpec, Acceptor | None]]:
@@ -94,9 +99,12 @@ def plan_arms(
     if HF in chosen:
         spec = ArmSpec(HF, HF, "transformers'\ngenerate", NO_DRAFTING, False, None)
         arms.append((spec, None))
+    if LOOKUP in chosen:
+        label = "transformers'\nprompt lookup"
+        arms.append((ArmSpec(LOOKUP, LOOKUP, label, NO_DRAFTING, False, None), None))
     for shape in trees:
-        name = "-".join(map(str, (EXACT, *shape)))
-        label = f"EAGLE-3 {'/'.join(map(str, shape))}"
+        parts = [shape] if isinstance(shape, str) else list(map(str, shape))
+        name, label = "-".join((EXACT, *parts)), f"EAGLE-3 {'/'.join(parts)}"
         arms.append((ArmSpec(name, name, label, EXACT, False, None, shape), exact))
     if EXACT in chosen and not trees:
         arms.append((ArmSpec(EXACT, EXACT, "EAGLE-3 exact", EXACT, False, None), exact))
@@ -144,15 +152,17 @@ class DecoderArm:
     def answer(self, prompt_ids: Sequence[int], *, max_new_tokens: int, seed: int) -> Turn:
         import torch
 
-        from ..drafts.base import TreeShape
+        from ..drafts.base import ADAPTIVE_TREE, TreeShape
 
         device = self.decoder.target.model.device
         ids = torch.tensor([list(prompt_ids)], dtype=torch.long, device=device)
         # Also without drafts: the rule that the arm before left there may have work to do on the
         # prompt, and a baseline must not be charged for it.
         self.decoder.acceptor = self.acceptor
-        if self.spec.tree is not None:
-            self.decoder.tree = TreeShape(*self.spec.tree)
+        tree = self.spec.tree
+        if tree is not None:
+            self.decoder.adaptive = isinstance(tree, str)
+            self.decoder.tree = ADAPTIVE_TREE if isinstance(tree, str) else TreeShape(*tree)
         sampling = dict(self.sampling)
         if self.spec.control:
             sampling |= {"do_sample": True, "truncation": self.acceptor}
@@ -191,6 +201,7 @@ class TransformersArm:
     stop_ids: Sequence[int]
     pad_token_id: int
     sampling: Mapping[str, Any]
+    lookup: bool = False
 
     def answer(self, prompt_ids: Sequence[int], *, max_new_tokens: int, seed: int) -> Turn:
         import torch
@@ -214,8 +225,14 @@ class TransformersArm:
             eos_token_id=list(self.stop_ids) or None,
             pad_token_id=self.pad_token_id,
         )
-        with torch.random.fork_rng():
+        starts: list[int] = []
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng())
             torch.manual_seed(seed)
+            if self.lookup:  # without it every forward commits one token
+                config.prompt_lookup_num_tokens = LOOKUP_TOKENS
+                hook = self.model.register_forward_pre_hook(_noting(starts), with_kwargs=True)
+                stack.callback(hook.remove)
             output, wall = timed(
                 lambda: self.model.generate(
                     ids, attention_mask=torch.ones_like(ids), generation_config=config
@@ -223,18 +240,45 @@ class TransformersArm:
                 self.model.device,
             )
         kept = cut(output[0, len(prompt_ids) :].tolist(), self.stop_ids, max_new_tokens)
-        return Turn(kept, wall, plain_row(kept, len(prompt_ids), self.stop_ids), None, None)
+        steps = _committed(starts, len(prompt_ids), len(kept)) if self.lookup else None
+        return Turn(kept, wall, plain_row(kept, len(prompt_ids), self.stop_ids, steps), None, None)
 
 
-def plain_row(output_ids: Sequence[int], prompt_tokens: int, stop_ids: Sequence[int]) -> RowStats:
-    """The record of decoding without drafts: every step after the prefill commits one token."""
-    steps = max(len(output_ids) - 1, 0)
+def _noting(starts: list[int]) -> Callable[..., None]:
+    """A forward hook that notes how many tokens the cache holds."""
+
+    def hook(module: Any, args: Any, given: Mapping[str, Any]) -> None:
+        cache = given.get("cache", given.get("past_key_values"))
+        starts.append(0 if cache is None else int(cache.get_seq_length()))
+
+    return hook
+
+
+def _committed(starts: Sequence[int], prompt_tokens: int, output_tokens: int) -> list[int]:
+    """Tokens that each forward committed, from what the cache held before it: all but the last
+    token known by then. The first forward's first token is the prefill's, not a step's."""
+    ends = [*starts[1:], prompt_tokens + output_tokens - 1]
+    each = [end - start for start, end in zip(starts, ends, strict=True)]
+    each[0] -= prompt_tokens
+    # A stop token may cut off what the last forwards committed.
+    return [count for count in each if count > 0]
+
+
+def plain_row(
+    output_ids: Sequence[int],
+    prompt_tokens: int,
+    stop_ids: Sequence[int],
+    accept_lengths: Sequence[int] | None = None,
+) -> RowStats:
+    """The record of an arm that keeps none: each step after the prefill commits one token, or as
+    many as ``accept_lengths`` says."""
+    lengths = list(accept_lengths or [1] * max(len(output_ids) - 1, 0))
     stopped = bool(output_ids) and output_ids[-1] in set(stop_ids)
     return RowStats(
-        accept_lengths=[1] * steps,
-        strict_accept_lengths=[1] * steps,
-        relaxed_tokens=[0] * steps,
-        draft_nodes=[0] * steps,
+        accept_lengths=lengths,
+        strict_accept_lengths=lengths,
+        relaxed_tokens=[0] * len(lengths),
+        draft_nodes=[0] * len(lengths),
         prompt_tokens=prompt_tokens,
         output_tokens=len(output_ids),
         finish_reason="stop" if stopped else "length",
@@ -252,7 +296,9 @@ def build_arms(
     if pad is None:
         pad = stop_ids[0] if stop_ids else 0
     return [
-        TransformersArm(spec, decoder.target.model, stop_ids, pad, sampling)
+        TransformersArm(
+            spec, decoder.target.model, stop_ids, pad, sampling, lookup=spec.name == LOOKUP
+        )
         if rule is None
         else DecoderArm(spec, decoder, rule, stop_ids, sampling)
         for spec, rule in planned

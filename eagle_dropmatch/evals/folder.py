@@ -19,7 +19,7 @@ from typing import IO, Any
 from ..errors import UserError
 from ..files import lock, write_text
 
-FORMAT = 2
+FORMAT = 3
 HEADER = "run.json"
 TABLES = ("table.md", "table.json")
 

@@ -119,6 +119,8 @@ def load_decoder(options: EvalOptions) -> Any:
             dtype=None if options.dtype is None else getattr(torch, options.dtype),
             device_map=options.device_map,
             attn_implementation=options.attn_implementation,
+            fuse=options.fuse,
+            tree_budget=options.tree_budget,
         )
     except OSError as error:
         # transformers and the hub's client report missing repositories and networks this way.
@@ -141,7 +143,10 @@ def fit_tree(decoder: Any, options: EvalOptions) -> None:
             f"can give ({most} nodes with the root): clipped to {most}"
         )
     decoder.tree = replace(tree, total_token=min(wanted, most))
-    for nodes, depth, top_k in options.trees:
+    for shape in options.trees:
+        if isinstance(shape, str):
+            continue
+        nodes, depth, top_k = shape
         most = candidate_count(depth, top_k) + 1
         if nodes > most:
             _say(f"note: tree {nodes}/{depth}/{top_k} has at most {most} nodes: clipped to that")
@@ -248,7 +253,12 @@ def _resolved(
             **describe_source(_draft_source(options)),
             "name": options.draft or "the reference draft",
         },
-        "tree": {"total_token": tree.total_token, "depth": tree.depth, "top_k": tree.top_k},
+        "tree": {
+            "total_token": tree.total_token,
+            "depth": tree.depth,
+            "top_k": tree.top_k,
+            "adaptive": decoder.adaptive,
+        },
         "acceptors": {
             spec.name: describe(rule)
             for spec, rule in planned
@@ -258,6 +268,7 @@ def _resolved(
         "device": device_name(model.device),
         "attention": model.config._attn_implementation,
         "threads": torch.get_num_threads(),
+        "modules": "fused" if decoder.target.fuses else "transformers'",
         "stop_ids": list(stop_ids),
     }
 

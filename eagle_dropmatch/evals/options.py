@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from .arguments import DTYPES, SAMPLE
-from .arms import EXACT, HF, PLAIN
+from .arms import EXACT, HF, LOOKUP, PLAIN
 
 ATTENTION = ("sdpa", "eager")
 RULE_FLAGS = {
@@ -33,11 +33,14 @@ class EvalOptions:
     attn_implementation: str | None
     device_map: str | None
     threads: int | None
+    fuse: bool | None
     chain: bool
     total_token: int | None
     depth: int | None
     top_k: int | None
-    trees: tuple[tuple[int, int, int], ...]
+    trees: tuple[tuple[int, int, int] | str, ...]
+    """Shapes, or "auto"."""
+    tree_budget: str | None
     acceptors: tuple[str, ...]
     """Rules as they were given, names or expressions."""
     acceptor_options: Mapping[str, Any]
@@ -95,8 +98,10 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         attn_implementation=args.attn_implementation,
         device_map=args.device_map,
         threads=args.threads,
+        fuse=None if args.fuse is None else args.fuse == "on",
         **_tree(args),
         trees=_trees(args),
+        tree_budget=args.tree_budget,
         acceptors=acceptors,
         acceptor_options=_acceptor_options(args),
         seeds=_seeds(args),
@@ -129,9 +134,9 @@ def _tree(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _trees(args: argparse.Namespace) -> tuple[tuple[int, int, int], ...]:
+def _trees(args: argparse.Namespace) -> tuple[tuple[int, int, int] | str, ...]:
     trees = tuple(args.trees or ())
-    single = ("chain", "total_token", "depth", "top_k")
+    single = ("chain", "total_token", "depth", "top_k", "tree_budget")
     given = [f"--{name.replace('_', '-')}" for name in single if getattr(args, name)]
     if trees and (given or args.acceptor != [EXACT]):
         also = ", ".join(given) or f"--acceptor {' '.join(args.acceptor)}"
@@ -186,9 +191,9 @@ def _arms(
     chosen: Sequence[str] | None, rules: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The arms in order, and notes. exact joins every other rule, which is judged against it."""
-    known = [PLAIN, HF, EXACT, *rules]
+    known = [PLAIN, HF, LOOKUP, EXACT, *rules]
     if chosen is None:
-        return tuple(known), ()
+        return tuple(arm for arm in known if arm != LOOKUP), ()
     unknown = [arm for arm in chosen if arm not in known]
     if unknown:
         raise UserError(

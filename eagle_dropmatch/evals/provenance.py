@@ -33,6 +33,7 @@ def run_arguments(
         "attn_implementation": options.attn_implementation,
         "device_map": options.device_map,
         "threads": options.threads,
+        "fuse": options.fuse,
         "tree": {
             "shape": "chain" if options.chain else "tree",
             "total_token": options.total_token,
@@ -40,6 +41,7 @@ def run_arguments(
             "top_k": options.top_k,
         },
         "trees": options.trees,
+        "tree_budget": options.tree_budget,
         "acceptors": options.acceptors,
         "acceptor_options": dict(options.acceptor_options),
         "seeds": options.seeds,
@@ -118,16 +120,24 @@ def header_lines(header: Mapping[str, Any], groups: Mapping[str, str]) -> list[s
         f"{arguments['warmup']} untimed answer(s) each before",
         f"target {resolved['target']['name']}; draft {resolved['draft']['name']}",
         f"{resolved['dtype']} on {resolved['device']}, {resolved['threads']} threads, attention "
-        f"{resolved['attention']}, torch {arguments['versions']['torch']}, transformers "
-        f"{arguments['versions']['transformers']}",
+        f"{resolved['attention']}, {resolved['modules']} modules, torch "
+        f"{arguments['versions']['torch']}, transformers {arguments['versions']['transformers']}",
         _tree(tree, arguments["trees"]),
         *_rules(resolved["acceptors"], groups),
     ]
 
 
-def _tree(tree: Mapping[str, int], several: Sequence[Sequence[int]]) -> str:
+def _tree(tree: Mapping[str, int], several: Sequence[Any]) -> str:
     if several:
-        return "trees: nodes with the root / EAGLE's --depth (draft levels - 1) / top-k"
+        return (
+            "trees: nodes with the root / EAGLE's --depth (draft levels - 1) / top-k; auto: of a "
+            "size chosen at each step"
+        )
+    if tree["adaptive"]:
+        return (
+            f"trees: of a size chosen at each step, at most {tree['total_token']} nodes with the "
+            f"root, {tree['depth'] + 1} draft levels, top-k {tree['top_k']}"
+        )
     return (
         f"tree: {tree['total_token']} nodes with the root, {tree['depth'] + 1} draft levels "
         f"(EAGLE's --depth {tree['depth']}), top-k {tree['top_k']}"

@@ -6,9 +6,10 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..stats import GenerationStats
-from .arms import EXACT, HF, NO_DRAFTING, PLAIN, ArmSpec
+from .arms import EXACT, HF, LOOKUP, NO_DRAFTING, PLAIN, ArmSpec
 from .records import QuestionResult
 from .statistics import Estimate, paired_difference, paired_ratio, ratio
 
@@ -81,6 +82,15 @@ class LossyComparison:
     """Their median rank; the argmax has rank 0."""
 
 
+class Sums(NamedTuple):
+    """What one question adds to a row's numbers."""
+
+    committed: float
+    steps: float
+    tokens: float
+    log_probability: float
+
+
 @dataclass(frozen=True)
 class Summary:
     question_ids: tuple[int | str, ...]
@@ -90,6 +100,8 @@ class Summary:
     comparisons: tuple[LossyComparison, ...]
     agreements: tuple[tuple[str, Difference], ...]
     """Arms that should give the target's own answers, each against the first baseline."""
+    sums: Mapping[str, tuple[Sums, ...]]
+    """By row, question for question."""
 
 
 def summarise(specs: Sequence[ArmSpec], results: Results, *, sampled: bool = False) -> Summary:
@@ -112,14 +124,25 @@ def summarise(specs: Sequence[ArmSpec], results: Results, *, sampled: bool = Fal
         if by_group[group].lossy and EXACT in pools
     )
     exact = [group for group in pools if by_group[group].acceptance == EXACT]
-    truthful = [*(group for group in (HF, PLAIN) if group in pools), *exact]
-    if sampled and HF in truthful:
-        truthful.remove(HF)
+    own = [HF, PLAIN, LOOKUP] if not sampled else [PLAIN]
+    truthful = [*(group for group in own if group in pools), *exact]
     agreements = tuple(
         (group, difference(pools[group], pools[truthful[0]], truthful[0])) for group in truthful[1:]
     )
     turns = sum(len(pool[0].rows) for pool in pools[specs[0].group])
-    return Summary(tuple(shared), turns, rows, comparisons, agreements)
+    sums = {
+        group: tuple(
+            map(
+                Sums,
+                _committed(pool),
+                _steps(pool),
+                _tokens(pool),
+                _log_probabilities(pool),
+            )
+        )
+        for group, pool in pools.items()
+    }
+    return Summary(tuple(shared), turns, rows, comparisons, agreements, sums)
 
 
 Pool = Sequence[Sequence[QuestionResult]]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle_dropmatch.taps import FeatureTaps, backbone
+from eagle_dropmatch.taps import FeatureTaps, backbone, decoder_layers
 from eagle_dropmatch.target import logits_finisher
 from eagle_dropmatch.training.batches import Batch
 from eagle_dropmatch.training.ttt import TeacherBatch
@@ -28,7 +28,7 @@ class Teacher:
         self, model: Any, tap_layers: tuple[int, ...], d2t: Tensor, chunk: int = 512
     ) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.taps = FeatureTaps(model, tap_layers)
+        self.taps = FeatureTaps(decoder_layers(model), tap_layers)
         ids = d2t + torch.arange(d2t.shape[0], device=d2t.device)
         module = model.get_output_embeddings()
         head = module.weight

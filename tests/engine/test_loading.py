@@ -17,7 +17,7 @@ from transformers import LlamaModel, PreTrainedTokenizerFast, ViTConfig
 
 from eagle_dropmatch.acceptors import NaiveAcceptor
 from eagle_dropmatch.decoder import SpeculativeDecoder
-from eagle_dropmatch.drafts.base import TreeShape
+from eagle_dropmatch.drafts.base import ADAPTIVE_TREE, TreeShape
 from eagle_dropmatch.drafts.checkpoint import save_draft
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
 from eagle_dropmatch.drafts.eagle3_drafter import Eagle3Drafter
@@ -83,13 +83,33 @@ def test_options_reach_the_pair(folders: tuple[Path, Path]) -> None:
     assert (decoder.acceptor.K, decoder.acceptor.p_drop) == (3, 0.1)
     assert decoder.target.dtype == torch.bfloat16
     assert decoder.target.model.config._attn_implementation == "eager"
-    assert decoder.tree == TreeShape(60, 7, 10)
+    assert (decoder.tree, decoder.adaptive) == (ADAPTIVE_TREE, True)
     assert decoder.target.taps is not None
     assert decoder.target.taps.layers == (1, 3, 6)
     drafter = decoder.drafter(decoder.tree)
     assert isinstance(drafter, Eagle3Drafter)
     assert drafter.draft.dtype == torch.bfloat16
     assert drafter.draft.config.rope_parameters["rope_theta"] == 5e4
+
+
+@pytest.mark.parametrize(
+    ("given", "tree", "adaptive"),
+    [
+        ({}, ADAPTIVE_TREE, True),
+        ({"tree_budget": "fixed"}, TreeShape(60, 7, 10), False),
+        ({"depth": 3}, TreeShape(60, 3, 10), False),
+        ({"top_k": 2, "tree_budget": "auto"}, TreeShape(64, 9, 2), True),
+    ],
+)
+def test_trees_choose_their_size_unless_one_is_given(
+    folders: tuple[Path, Path], given: dict[str, Any], tree: TreeShape, adaptive: bool
+) -> None:
+    decoder = load(folders, **given)
+    assert (decoder.tree, decoder.adaptive) == (tree, adaptive)
+
+
+def test_an_unknown_tree_budget_is_refused(folders: tuple[Path, Path]) -> None:
+    refused(lambda: load(folders, tree_budget="large"), "tree_budget 'large'", "auto or fixed")
 
 
 def test_a_model_that_ignores_the_tree_mask_is_refused_while_loading(
@@ -101,7 +121,9 @@ def test_a_model_that_ignores_the_tree_mask_is_refused_while_loading(
         return forward(self, *args, attention_mask=None, **kwargs)
 
     monkeypatch.setattr(LlamaModel, "forward", forget)
-    refused(lambda: load(folders), "LlamaForCausalLM", "tree mask")
+    refused(lambda: load(folders, fuse=False), "LlamaForCausalLM", "tree mask")
+    # Exchanged modules do not go through that forward, and mind the mask.
+    load(folders, fuse=True)
 
 
 def test_a_ready_made_rule_is_taken_as_it_is(folders: tuple[Path, Path]) -> None:

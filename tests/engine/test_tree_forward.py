@@ -123,6 +123,26 @@ def test_prefill_takes_the_logits_at_each_rows_own_last_token(target: TargetMode
     assert cache.lengths.tolist() == [1, 12, 5]
 
 
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("at_once", [1, 5, 12])
+@torch.inference_mode()
+def test_a_prompt_read_in_parts_is_the_prompt_read_whole(
+    at_once: int, fuse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = TargetModel(rig.tiny_model(layers=4), (0, 2, 4), fuse=fuse)
+    prompts = rig.prompts(3, 12, 7)
+    tree = random_tree(3, NODES, torch.Generator().manual_seed(2))
+    said = []
+    for size in (1024, at_once):
+        monkeypatch.setattr("eagle_dropmatch.target.PREFILL_AT_ONCE", size)
+        cache = target.new_cache(3, 6)  # too small for the whole: it grows on the way
+        out = target.prefill(cache, rig.padded(prompts, "right")[0], [3, 12, 7])
+        assert cache.lengths.tolist() == [3, 12, 7]
+        said.append((*out, target.verify(cache, tree).logits))
+    for whole, parts in zip(*said, strict=True):
+        torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("lengths", [(6,), (4, 4), (1, 9, 4)], ids=str)
 @pytest.mark.parametrize("seed", [0, 1])
 @torch.inference_mode()

@@ -6,6 +6,7 @@ from string import ascii_letters, digits
 from types import SimpleNamespace
 
 import pytest
+import rig
 import torch
 from eval_fakes import EOS, FakeDecoder, answer_ids
 
@@ -55,6 +56,25 @@ def test_transformers_decodes_greedily_whatever_the_models_config_says():
     # A forward pass a token, the first one being the prefill's.
     assert turn.row.accept_lengths == [1] * (len(turn.output_ids) - 1)
     assert (turn.prefill_seconds, turn.decode_seconds) == (None, None)
+
+
+def test_prompt_lookup_gives_transformers_answers_and_counts_its_steps():
+    model = rig.tiny_model()
+    decoder = SimpleNamespace(
+        target=SimpleNamespace(model=model), tokenizer=SimpleNamespace(pad_token_id=0)
+    )
+    planned = plan_arms(["hf", "lookup"], {}, ())
+    plain, lookup = build_arms(planned, decoder, [], {})
+    said = rig.greedy(model, rig.prompts(9)[0], 30)
+    for prompt in (rig.prompts(9)[0], rig.prompts(9)[0] + said + rig.prompts(9)[0]):
+        forwards = []
+        hook = model.register_forward_hook(lambda *_, seen=forwards: seen.append(1))
+        turn = lookup.answer(prompt, max_new_tokens=24, seed=0)
+        hook.remove()
+        assert turn.output_ids == plain.answer(prompt, max_new_tokens=24, seed=0).output_ids
+        assert sum(turn.row.accept_lengths) == len(turn.output_ids) - 1
+        assert len(forwards) - 1 <= len(turn.row.accept_lengths) <= len(forwards)
+    assert max(turn.row.accept_lengths) > 1
 
 
 def test_several_trees_give_an_exact_arm_each_with_its_own_tree():

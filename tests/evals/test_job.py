@@ -91,6 +91,8 @@ def test_the_header_says_how_to_repeat_the_run(place):
     assert resolved["dtype"] == "float32"
     assert resolved["attention"] == "sdpa"
     assert resolved["threads"] >= 1
+    assert resolved["modules"] == "fused"
+    assert arguments["fuse"] is None
     assert resolved["device"]
     assert resolved["stop_ids"] == [2]
     assert resolved["acceptors"]["naive"]["K"] == 5
@@ -231,7 +233,7 @@ def test_the_flags_reach_the_decoder(monkeypatch):
         lambda target, draft, **settings: seen.update(settings, target=target, draft=draft),
     )
     given = "--target t --draft d --depth 5 --top-k 8 --total-token 40 --dtype fp32"
-    given += " --device-map cpu --attn-implementation eager --threads 2"
+    given += " --device-map cpu --attn-implementation eager --threads 2 --fuse off"
     parser = cli.Parser("test")
     add_arguments(parser)
     threads = torch.get_num_threads()
@@ -248,6 +250,8 @@ def test_the_flags_reach_the_decoder(monkeypatch):
         "top_k": 8,
         "dtype": torch.float32,
         "device_map": "cpu",
+        "fuse": False,
+        "tree_budget": None,
         "attn_implementation": "eager",
     }
 
