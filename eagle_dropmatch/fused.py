@@ -195,11 +195,14 @@ class FusedDecoder(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         cache: Any = None,
         **_: Any,
     ) -> Any:
+        """Without a cache: whole sequences, causal where there is no mask."""
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         x = self.embed_tokens(input_ids)
         turns = _turns(*self.rotary_emb(x, position_ids=position_ids))
         for layer in self.layers:
@@ -233,7 +236,7 @@ def fused(model: nn.Module) -> nn.Module:
         ids = torch.arange(_CHECKED)[None] + 5
         given = {"input_ids": ids, "position_ids": torch.arange(_CHECKED)[None]}
         wanted = twin(**given, use_cache=False).last_hidden_state.float()
-        found = FusedDecoder(twin)(attention_mask=None, **given).last_hidden_state.float()
+        found = FusedDecoder(twin)(**given).last_hidden_state.float()
         # In the model's own dtype: layers are known to be right, and rounding adds up over them.
         if (found - wanted).std() < 0.1 * wanted.std():
             return FusedDecoder(twin)

@@ -38,6 +38,10 @@ def test_log_probability_and_strays_are_those_of_one_forward_a_token(monkeypatch
 def test_a_greedy_answer_strays_nowhere_and_no_answer_has_no_probability():
     model = rig.tiny_model()
     assert judge_turn(TargetModel(model), PROMPT, rig.greedy(model, PROMPT, 10)).strays == ()
+    fused = judge_turn(TargetModel(model, fuse=True), PROMPT, rig.greedy(model, PROMPT, 10))
+    assert fused.strays == ()
+    plain = judge_turn(TargetModel(model), PROMPT, rig.greedy(model, PROMPT, 10))
+    assert fused.log_probability == pytest.approx(plain.log_probability, rel=1e-4)
     assert judge_turn(TargetModel(model), PROMPT, []) == quality.TurnQuality(0.0, ())
 
 
