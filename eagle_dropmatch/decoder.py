@@ -100,7 +100,7 @@ class SpeculativeDecoder:
             tree_budget: ``auto`` chooses each step's tree within total_token, depth and top_k by
                 cost, the default where none of them is given; ``fixed`` draws those trees.
             fuse: run both models with exchanged modules (``fused.py``): equal results, faster, a
-                second copy of the weights. By default on a CPU where it works.
+                second copy of the weights. By default on a CPU where it works and fits.
 
         Raises:
             UserError: for anything that cannot be used, before weights are read where possible.
@@ -240,11 +240,21 @@ class SpeculativeDecoder:
         )
         return GenerateOutput(sequences, stats)
 
+    def time_steps(self, batch: int = 1, say: Callable[[str], None] = lambda _: None) -> StepCosts:
+        """What steps cost here: what tree sizes are chosen by, where they are chosen.
+
+        Timed once for a pair, machine, beam and batch size and kept in the cache folder; otherwise
+        the first ``generate`` that needs it does so. ``say`` is told if it has to be timed.
+        """
+        key = batch, self.tree.top_k
+        if key not in self._costs:
+            self._costs[key] = step_costs(self.target, self.drafter, *key[::-1], say=say)
+        return self._costs[key]
+
     def _budget(self, batch: int, rule: Acceptor) -> TreeBudget:
         """What chooses tree sizes: goes on from call to call where that cannot change answers."""
         key = batch, self.tree.top_k
-        if key not in self._costs:
-            self._costs[key] = step_costs(self.target, self.drafter, self.tree.top_k, batch)
+        self.time_steps(batch)
         fresh = TreeBudget(self._costs[key], self.tree.nodes)
         return self._budgets.setdefault(key, fresh) if rule.lossless else fresh
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def load_pair(
             "fuse: the target must lie whole on a CPU, in float32 or a bfloat16 that the "
             "processor multiplies; leave the option out"
         )
-    fuse = able if fuse is None else fuse
+    fuse = able and _has_room_twice(model) if fuse is None else fuse
     wrapped = TargetModel(model, taps, fuse=fuse)
     probe(wrapped)
     network = load_draft(
@@ -127,6 +128,16 @@ def _read(loader: Any, target: str | Path, what: str, **options: Any) -> Any:
             f"target {str(target)!r} has no {what} that transformers can read ({reason}): give a "
             "folder with a whole checkpoint or a hub id"
         ) from error
+
+
+def _has_room_twice(model: Any) -> bool:
+    """Whether a second copy of the weights leaves this machine a third of its memory."""
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return True
+    return 2 * weights < memory * 2 / 3
 
 
 def _dtype(dtype: torch.dtype | str | None, device_map: Any) -> torch.dtype | str:

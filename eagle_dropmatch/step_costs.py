@@ -98,7 +98,10 @@ def step_costs(
         return StepCosts(tuple(kept["nodes"]), tuple(kept["verify"]), kept["level"], kept["start"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    say("timing steps over trees of 1 to 64 nodes, once for this pair and machine")
+    say(
+        "timing steps over trees of 1 to 64 nodes, once for this pair and machine; to have it done "
+        f"again, delete {path}"
+    )
     costs = measure(target, drafter, top_k, batch)
     with contextlib.suppress(OSError):  # a cache that cannot be written is measured again
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "--fuse",
         choices=("on", "off"),
         help="run both models with exchanged modules: equal results, faster, a second copy of the "
-        "weights (default: on a CPU, where it works); arm hf never does",
+        "weights (default: on a CPU, where it works and fits); arm hf never does",
     )
 
 

@@ -80,6 +80,8 @@ def evaluate(
         _say(_opening(folder, specs, questions, earlier))
         decoder = (load or load_decoder)(options)
         fit_tree(decoder, options)
+        if decoder.adaptive:
+            decoder.time_steps(say=_say)
         description = {
             "benchmark_questions": len(everything),
             "turns": sum(len(question.turns) for question in questions),

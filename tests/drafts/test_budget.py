@@ -284,7 +284,7 @@ def test_a_lossy_rules_budget_begins_afresh_and_an_exact_one_goes_on(
 ) -> None:
     target = rig.tiny_target()
     decoder = rig.decoder(target, rig.eagle3(rig.tiny_draft(target)), (24, 4, 4))
-    monkeypatch.setattr("eagle_dropmatch.decoder.step_costs", lambda *_: COSTS)
+    monkeypatch.setattr("eagle_dropmatch.decoder.step_costs", lambda *_, say: COSTS)
     exact, naive = make_acceptor("exact"), make_acceptor("naive", p_drop=0.3)
     assert decoder._budget(1, exact) is decoder._budget(1, exact)
     assert decoder._budget(2, exact) is not decoder._budget(1, exact)
@@ -312,6 +312,7 @@ def test_costs_are_timed_once_and_read_again(
     assert step_costs(target, drafter, 4, 1, say=said.append) == first
     assert len(said) == 1
     (path,) = (tmp_path / "step-costs").iterdir()
+    assert str(path) in said[0]
     assert json.loads(path.read_text())["about"]["batch"] == 1
     step_costs(target, drafter, 4, 2, say=said.append)
     assert len(said) == 2

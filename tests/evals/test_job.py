@@ -267,3 +267,21 @@ def test_models_that_cannot_be_fetched_are_one_line(monkeypatch):
     add_arguments(parser)
     with pytest.raises(UserError, match="cannot be loaded: no-such/model is not a valid model"):
         job.load_decoder(read_options(parser.parse_args([])))
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_steps_are_timed_before_the_first_answer_where_trees_choose_their_size(
+    place, capsys, monkeypatch, adaptive
+):
+    def timed(self, say):
+        assert not list((place / "runs").rglob("answers-*"))
+        say("timing steps")
+
+    monkeypatch.setattr(FakeDecoder, "time_steps", timed, raising=False)
+
+    decoder = FakeDecoder()
+    decoder.adaptive = adaptive
+    assert evaluate(decoder=decoder) == 0
+    out, err = capsys.readouterr()
+    assert ("timing steps" in err) is adaptive
+    assert ("trees: of a size chosen at each step" in " ".join(out.split())) is adaptive
