@@ -123,6 +123,8 @@ def _estimate(values: NDArray[np.float64]) -> Estimate:
 
 
 def _told(estimate: Estimate, digits: int) -> str:
+    if math.isnan(estimate.value):
+        return "-"
     text = f"{estimate.value:.{digits}f}"
     if estimate.interval is None:
         return text

@@ -11,7 +11,7 @@ from eval_fakes import EOS, make_row, spec
 from eagle_dropmatch.acceptors import ACCEPTORS, make_acceptor, parts
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import figures, rule_sweep
-from eagle_dropmatch.evals.equal_cost import equal_cost
+from eagle_dropmatch.evals.equal_cost import as_markdown, equal_cost
 from eagle_dropmatch.evals.figures import require_matplotlib
 from eagle_dropmatch.evals.records import QuestionResult
 from eagle_dropmatch.evals.rule_sweep import SWEEP, draw, report
@@ -98,6 +98,14 @@ def test_rules_are_compared_where_they_cost_the_same() -> None:
         assert interval is not None
         assert interval.low <= row.tau.value <= interval.high
     assert [row.tau.value for row in found] == sorted(row.tau.value for row in found)[::-1]
+
+
+def test_a_curve_beyond_the_references_end_is_compared_with_nothing() -> None:
+    curves = {"short": ["margin(kappa=0.5)"], "long": CURVES["margin"]}
+    text = as_markdown(equal_cost(summary(), curves, (0.15,), "short"), "short")
+    assert "| long | " in text
+    assert " | - |" in text
+    assert "short |" not in text.splitlines()[-2]
 
 
 def test_the_report_prints_what_it_writes(
