@@ -106,6 +106,11 @@ def tree_shape(text: str) -> tuple[int, int, int] | str:
     return nodes, depth, top_k
 
 
+def switch(text: str | None) -> bool | None:
+    """What a flag of the choices on and off says; None where it was not given."""
+    return None if text is None else text == "on"
+
+
 def limit(text: str) -> int | None:
     """A number of questions of at least 1, or "all", which is None."""
     if text == "all":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eagle_dropmatch.acceptors import Acceptor, make_acceptor
+from eagle_dropmatch.clock import now
 from eagle_dropmatch.drafts.base import Drafter, NoDrafter, TreeShape
 from eagle_dropmatch.drafts.budget import TreeBudget
 from eagle_dropmatch.errors import UserError
@@ -60,7 +60,7 @@ class SpeculativeDecoder:
         self.tree = tree if tree is not None else TreeShape()
         self.adaptive = adaptive
         self._costs: dict[tuple[int, int], StepCosts] = {}
-        self._budgets: dict[tuple[int, int], TreeBudget] = {}
+        self._budgets: dict[tuple[int, TreeShape], TreeBudget] = {}
 
     @classmethod
     def from_pretrained(
@@ -216,16 +216,16 @@ class SpeculativeDecoder:
         loop = DecodingLoop(self.target, drafter, rule, limits, sampler, truncation)
         if streamer is not None:
             streamer.put(input_ids.cpu())
-        began = self._now()
+        began = now(self.target.head_device)
         loop.prefill(prompts, seed, reserve=self.tree.nodes if draft else 1)
-        prefilled = self._now()
+        prefilled = now(self.target.head_device)
         if streamer is not None:
             streamer.put(torch.tensor(loop.rows[0].tokens))
         while loop.running:
             news = loop.step()
             if streamer is not None:
                 streamer.put(torch.tensor(news[0][1]))
-        ended = self._now()
+        ended = now(self.target.head_device)
         if streamer is not None:
             streamer.end()
         sequences = _join(input_ids, loop.rows, _pad_id(settings, limits))
@@ -253,16 +253,8 @@ class SpeculativeDecoder:
 
     def _budget(self, batch: int, rule: Acceptor) -> TreeBudget:
         """What chooses tree sizes: goes on from call to call where that cannot change answers."""
-        key = batch, self.tree.top_k
-        self.time_steps(batch)
-        fresh = TreeBudget(self._costs[key], self.tree.nodes)
-        return self._budgets.setdefault(key, fresh) if rule.lossless else fresh
-
-    def _now(self) -> float:
-        device = self.target.head_device
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
-        return time.perf_counter()
+        fresh = TreeBudget(self.time_steps(batch), self.tree.nodes)
+        return self._budgets.setdefault((batch, self.tree), fresh) if rule.lossless else fresh
 
 
 def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

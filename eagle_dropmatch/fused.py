@@ -14,6 +14,7 @@ Only for models that lie whole on a CPU: what helps there costs a second copy of
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +222,16 @@ def can_fuse(model: nn.Module) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
+
+
+def should_fuse(model: nn.Module) -> bool:
+    """Whether it can be done, and the second copy leaves this machine a third of its memory."""
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return can_fuse(model)
+    return can_fuse(model) and 2 * weights < memory * 2 / 3
 
 
 @torch.inference_mode()

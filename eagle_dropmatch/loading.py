@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from eagle_dropmatch.drafts.base import ADAPTIVE_TREE, Drafter, TreeShape
 from eagle_dropmatch.drafts.checkpoint import load_draft, read_draft_config
 from eagle_dropmatch.drafts.eagle3_drafter import Eagle3Drafter
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.fused import can_fuse
+from eagle_dropmatch.fused import can_fuse, should_fuse
 from eagle_dropmatch.taps import default_tap_layers
 from eagle_dropmatch.target import ATTENTION_BACKENDS, TargetModel, check_attention, probe
 
@@ -93,13 +92,12 @@ def load_pair(
         device_map=device_map,
         attn_implementation=backend,
     )
-    able = can_fuse(model)
-    if fuse and not able:
+    if fuse and not can_fuse(model):
         raise UserError(
             "fuse: the target must lie whole on a CPU, in float32 or a bfloat16 that the "
             "processor multiplies; leave the option out"
         )
-    fuse = able and _has_room_twice(model) if fuse is None else fuse
+    fuse = should_fuse(model) if fuse is None else fuse
     wrapped = TargetModel(model, taps, fuse=fuse)
     probe(wrapped)
     network = load_draft(
@@ -128,16 +126,6 @@ def _read(loader: Any, target: str | Path, what: str, **options: Any) -> Any:
             f"target {str(target)!r} has no {what} that transformers can read ({reason}): give a "
             "folder with a whole checkpoint or a hub id"
         ) from error
-
-
-def _has_room_twice(model: Any) -> bool:
-    """Whether a second copy of the weights leaves this machine a third of its memory."""
-    weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return True
-    return 2 * weights < memory * 2 / 3
 
 
 def _dtype(dtype: torch.dtype | str | None, device_map: Any) -> torch.dtype | str:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from eagle_dropmatch.acceptors import make_acceptor
 from eagle_dropmatch.assets import cache_dir
-from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation, TreeShape
+from eagle_dropmatch.clock import timed
+from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, NoDrafter, Observation, TreeShape
 from eagle_dropmatch.files import write_text
 from eagle_dropmatch.loop import DecodingLoop, Limits
 from eagle_dropmatch.target import TargetModel
@@ -58,23 +57,14 @@ class StepCosts:
         return found
 
 
-class _Fixed(Drafter):
+class _Fixed(NoDrafter):
     """Chains of any tokens, so that a step is all but the draft."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
 
-    def start(self, prompt: DraftPrompt) -> None:
-        self._roots = prompt.roots
-
     def propose(self) -> DraftTree:
         return DraftTree.chain(self._roots[:, None].repeat(1, self.nodes))
-
-    def observe(self, seen: Observation) -> None:
-        self._roots = seen.bonus
-
-    def select(self, rows: Tensor) -> None:
-        self._roots = self._roots[rows]
 
 
 def step_costs(
@@ -121,13 +111,12 @@ def measure(
     loops = []
     for nodes in _SIZES:
         loop = DecodingLoop(target, _Fixed(nodes), exact, limits)
-        loop.limits = Limits(max_new_tokens=10**6, stop_ids=())
         loop.prefill(prompts, 0, reserve=nodes)
         loops.append(loop)
     seconds: list[list[float]] = [[] for _ in _SIZES]
     for turn in range(_TIMES + 1):
         for loop, mine in zip(loops, seconds, strict=True):
-            took = _seconds(target, loop.step)
+            _, took = timed(loop.step, target.head_device)
             if turn:
                 mine.append(took)
     level, start = _draft_seconds(target, drafter, top_k, prompts)
@@ -156,8 +145,8 @@ def _draft_seconds(
     )
     shallow, deeper, taken = [], [], []
     for turn in range(_TIMES + 1):
-        times = [_seconds(target, each.propose) for each in made]
-        taking = [_seconds(target, partial(each.observe, seen)) for each in made]
+        times = [timed(each.propose, target.head_device)[1] for each in made]
+        taking = [timed(partial(each.observe, seen), target.head_device)[1] for each in made]
         if turn:
             shallow.append(times[0])
             deeper.append(times[1])
@@ -165,17 +154,6 @@ def _draft_seconds(
     first = statistics.median(shallow)
     level = (statistics.median(deeper) - first) / deep
     return max(level, 1e-6), first + statistics.median(taken)
-
-
-def _seconds(target: TargetModel, work: Callable[[], Any]) -> float:
-    device = target.head_device
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    began = time.perf_counter()
-    work()
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter() - began
 
 
 def _description(

@@ -51,26 +51,42 @@ def truncate(
         row_keys, step, state: of the rule's random numbers and options, as in a step.
     """
     top = logits.float().topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
-    batch, count = top.indices.shape
+    kept = rule.accept(siblings(top.indices, logits, hidden, head, row_keys, step, state))[:, 1:]
+    kept[:, 0] = True
+    return Scores(top.values.masked_fill(~kept, -torch.inf), top.indices)
+
+
+def siblings(
+    tokens: Tensor,
+    logits: Tensor,
+    hidden: Tensor,
+    head: LMHead,
+    row_keys: Sequence[int],
+    step: int,
+    state: RowState,
+) -> StepContext:
+    """A greedy step over trees of a root and its children alone.
+
+    Args:
+        tokens: [B, C] int64, the children; the first is what the target says.
+        logits, hidden, row_keys, step, state: as for ``truncate``.
+    """
+    batch, count = tokens.shape
     parents = torch.zeros(batch, count + 1, dtype=torch.int64, device=logits.device)
     parents[:, 0] = -1
-    tokens = torch.cat((top.indices[:, :1], top.indices), dim=1)
-    tree = DraftTree.from_parents(tokens, parents, levels=1)
+    tree = DraftTree.from_parents(torch.cat((tokens[:, :1], tokens), dim=1), parents, levels=1)
     wide = logits[:, None].expand(-1, count + 1, -1)
     states = hidden[:, None].expand(-1, count + 1, -1)
-    context = StepContext(
+    return StepContext(
         tree=tree,
         output=TargetOutput(wide, states, states),
         head=head,
         sampler=Sampler(),
         logits=wide,
         before=None,
-        choice=top.indices[:, :1].expand(-1, count + 1),
+        choice=tokens[:, :1].expand(-1, count + 1),
         stop_ids=torch.empty(0, dtype=torch.int64, device=logits.device),
         row_keys=row_keys,
         step=step,
         state=state,
     )
-    kept = rule.accept(context)[:, 1:]
-    kept[:, 0] = True
-    return Scores(top.values.masked_fill(~kept, -torch.inf), top.indices)

@@ -25,20 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from eagle_dropmatch import cli
-from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals import MTBench
-from eagle_dropmatch.evals.base import select
-from eagle_dropmatch.evals.chat import ChatSettings, render
-from eagle_dropmatch.evals.checkpoints import check_models
+from eagle_dropmatch.evals import first_turns
 
 PARTS = ("cheap", "random", "time", "flip", "js")
 
 
 def main(argv: Sequence[str]) -> int:
     parser = cli.Parser(description=str(__doc__))
-    parser.add_argument("--target", metavar="MODEL", help="default: the reference pair")
-    parser.add_argument("--draft", metavar="MODEL")
-    parser.add_argument("--questions", type=Path, metavar="FILE", help="default: MT-Bench's")
+    first_turns.add_arguments(parser)
     parser.add_argument("--limit", type=cli.limit, default=10, metavar="N", help="default 10")
     parser.add_argument("--max-new-tokens", type=cli.integer(1), default=48, metavar="N")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
@@ -51,9 +45,6 @@ def main(argv: Sequence[str]) -> int:
         metavar=("V", "D"),
         help="default 128000 4096, which takes 2.5 GB",
     )
-    parser.add_argument("--total-token", type=cli.integer(2), metavar="T")
-    parser.add_argument("--depth", type=cli.integer(0), metavar="D")
-    parser.add_argument("--top-k", type=cli.integer(1), metavar="K")
     parser.add_argument(
         "--p-drop",
         type=cli.drop_probability,
@@ -64,31 +55,13 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="heads.md and heads.json")
     args = parser.parse_args(argv)
-    if (args.target is None) != (args.draft is None):
-        raise UserError("give both --target and --draft, or neither for the reference pair")
-    check_models(args.target, args.draft)
-    benchmark = MTBench()
-    questions = select(benchmark.load(args.questions), limit=args.limit)
+    questions = first_turns.questions_of(args, args.limit)
     if args.output_dir is not None:
         from eagle_dropmatch.files import check_writable
 
         check_writable(args.output_dir)
 
-    cli.silence_transformers()
-    from eagle_dropmatch.decoder import SpeculativeDecoder
-
-    decoder = SpeculativeDecoder.from_pretrained(
-        args.target,
-        args.draft,
-        total_token=args.total_token,
-        depth=args.depth,
-        top_k=args.top_k,
-        tree_budget="fixed",
-    )
-    prompts = [
-        render(decoder.tokenizer, benchmark.prompt(question, 0, []), ChatSettings()).ids
-        for question in questions
-    ]
+    decoder, prompts = first_turns.load(args, questions)
     tree = decoder.tree
     lines = [
         f"`python scripts/measure_heads.py {shlex.join(argv)}`",

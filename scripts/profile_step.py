@@ -15,61 +15,32 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from eagle_dropmatch import cli
-from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals import MTBench
-from eagle_dropmatch.evals.base import select
-from eagle_dropmatch.evals.chat import ChatSettings, render
-from eagle_dropmatch.evals.checkpoints import check_models
+from eagle_dropmatch.evals import first_turns
 
 
 def main(argv: Sequence[str]) -> int:
     parser = cli.Parser(description=str(__doc__))
-    parser.add_argument("--target", metavar="MODEL", help="default: the reference pair")
-    parser.add_argument("--draft", metavar="MODEL")
+    first_turns.add_arguments(parser)
     parser.add_argument("--acceptor", metavar="RULE", default="naive")
-    parser.add_argument("--total-token", type=cli.integer(2), metavar="T")
-    parser.add_argument("--depth", type=cli.integer(0), metavar="D")
-    parser.add_argument("--top-k", type=cli.integer(1), metavar="K")
     parser.add_argument("--fuse", choices=("on", "off"))
     parser.add_argument("--steps", type=cli.integer(1), default=200, metavar="N")
     parser.add_argument("--max-new-tokens", type=cli.integer(2), default=64, metavar="N")
-    parser.add_argument("--questions", type=Path, metavar="FILE", help="default: MT-Bench's")
     parser.add_argument("--threads", type=cli.integer(1), metavar="N")
     args = parser.parse_args(argv)
-    if (args.target is None) != (args.draft is None):
-        raise UserError("give both --target and --draft, or neither for the reference pair")
-    check_models(args.target, args.draft)
-    benchmark = MTBench()
-    questions = select(benchmark.load(args.questions), limit=10)
+    questions = first_turns.questions_of(args, limit=10)
 
     from eagle_dropmatch.acceptors import make_acceptor
 
     rule = make_acceptor(args.acceptor)
-    cli.silence_transformers()
     import torch
 
-    from eagle_dropmatch.decoder import SpeculativeDecoder
     from eagle_dropmatch.evals.step_profile import PARTS, Machine, floors, profile
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    decoder = SpeculativeDecoder.from_pretrained(
-        args.target,
-        args.draft,
-        acceptor=rule,
-        total_token=args.total_token,
-        depth=args.depth,
-        top_k=args.top_k,
-        fuse=None if args.fuse is None else args.fuse == "on",
-        tree_budget="fixed",
-    )
-    prompts = [
-        render(decoder.tokenizer, benchmark.prompt(question, 0, []), ChatSettings()).ids
-        for question in questions
-    ]
+    decoder, prompts = first_turns.load(args, questions, acceptor=rule, fuse=cli.switch(args.fuse))
     machine = Machine.measure(decoder.target.dtype)
     least = floors(decoder, machine)
     clock = profile(decoder, prompts, max_new_tokens=args.max_new_tokens, steps=args.steps)

@@ -39,10 +39,10 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def load_script(repository: Path) -> Callable[[str], ModuleType]:
-    """Loads a file of scripts/ by its name as a module of its own."""
+    """Loads a file of scripts/, or another folder, by its name as a module of its own."""
 
-    def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(name, repository / "scripts" / f"{name}.py")
+    def load(name: str, folder: str = "scripts") -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, repository / folder / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -87,3 +87,16 @@ def reference_draft_dir() -> Path:
         return reference_draft()
     except UserError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """Asserts that a script's ``main`` refuses its arguments in one line that says why."""
+    from eagle_dropmatch import cli
+
+    def refused(main: Callable[[list[str]], int], arguments: list[str], told: str) -> None:
+        assert cli.run_command(main, arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
+
+    return refused

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -12,14 +11,8 @@ from eagle_dropmatch import cli
 
 
 @pytest.fixture(scope="module")
-def kernels() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "benchmarks" / "kernels.py"
-    spec = importlib.util.spec_from_file_location("kernels", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def kernels(load_script: Callable[..., ModuleType]) -> ModuleType:
+    return load_script("kernels", "benchmarks")
 
 
 def test_every_kernel_is_timed_over_every_size(
@@ -43,8 +36,6 @@ def test_every_kernel_is_timed_over_every_size(
     ],
 )
 def test_bad_input_is_one_line(
-    kernels: ModuleType, arguments: str, told: str, capsys: pytest.CaptureFixture[str]
+    kernels: ModuleType, arguments: str, told: str, refused_in_one_line: Callable[..., None]
 ) -> None:
-    assert cli.run_command(kernels.main, arguments.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
+    refused_in_one_line(kernels.main, arguments.split(), told)

@@ -66,6 +66,12 @@ class StepContext:
         return (self.tree.tokens == wanted) & (parents >= 0)
 
     @cached_property
+    def eligible(self) -> Tensor:
+        """[B, N] bool: may a rule keep the node at all? Stop tokens only as the target's choice."""
+        tree = self.tree
+        return (tree.parents >= 0) & (self.exact | ~torch.isin(tree.tokens, self.stop_ids))
+
+    @cached_property
     def draft(self) -> tuple[Tensor, Tensor]:
         """The draft's log-probabilities at the M parents [M, V_draft], over its tokens [V_draft].
 
@@ -153,8 +159,7 @@ class Acceptor(ABC):
     def verify(self, context: StepContext) -> Verdict:
         """Walk the deepest path of accepted nodes; ties go to the draft's higher score."""
         tree, exact = context.tree, context.exact
-        eligible = (tree.parents >= 0) & (exact | ~torch.isin(tree.tokens, context.stop_ids))
-        allowed = self.accept_path(context, eligible) & eligible
+        allowed = self.accept_path(context, context.eligible) & context.eligible
         path, accepted = longest_accepted_path(tree, allowed)
         strict_path, strict = path, accepted
         if not self.lossless:

@@ -67,9 +67,10 @@ class TreeBudget:
     def __init__(self, costs: StepCosts, most_nodes: int = 64) -> None:
         self.costs, self.most_nodes = costs, most_nodes
         self.calibration = Calibration()
-        self._verify = costs.seconds(most_nodes)
-        self._node = max((self._verify[-1] - self._verify[0]) / (most_nodes - 1), 1e-9)
-        self.plain_rate = 1.0 / self._verify[0]
+        verify = costs.seconds(most_nodes)
+        self._verify = torch.tensor(verify, dtype=torch.float64)
+        self._node = max((verify[-1] - verify[0]) / (most_nodes - 1), 1e-9)
+        self.plain_rate = 1.0 / verify[0]
         self._rate = self.plain_rate  # tokens a second and row that drafting reaches
         self._gain, self._spent, self._trial = 0.0, 0.0, 0
         self._resting, self._pause = 0, _REST
@@ -97,7 +98,7 @@ class TreeBudget:
         chance = self.calibration.chance(scores[:, :most]).mean(0).double()
         tokens = 1 + torch.cat((chance.new_zeros(1), chance.cumsum(0)))
         drafting = self.costs.start + levels * self.costs.level
-        seconds = drafting + torch.tensor(self._verify[: most + 1], dtype=torch.float64)
+        seconds = drafting + self._verify[: most + 1]
         rate = tokens / seconds
         best = int(rate.argmax())
         self._rate += 0.1 * (float(rate[best]) - self._rate)

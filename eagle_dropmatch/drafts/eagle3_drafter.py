@@ -8,6 +8,7 @@ from torch import Tensor
 
 from eagle_dropmatch.cache import TreeCache
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation, TreeShape
+from eagle_dropmatch.drafts.budget import TreeBudget
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.tree import BeamLevel, DraftTree, Expansion, grow
@@ -66,27 +67,27 @@ class Eagle3Drafter(Drafter):
             1, path[..., None].expand(-1, -1, seen.features.shape[-1]).to(seen.features.device)
         )
         new = seen.tokens[:, :longest].to(device), features.to(device), list(seen.counts)
-        if self.budget is not None:
-            if self._tree is None:
-                self.budget.rested()
-                self._unread.append(new)
-                if self.budget.resting:
-                    return
-                columns = zip(*self._unread, strict=True)
-                tokens, read, counts = columns
-                # One slot a step and row: rows that ended have none from there on.
-                new = (
-                    torch.cat(tokens, dim=1),
-                    torch.cat(read, dim=1),
-                    [sum(each) for each in zip(*counts, strict=True)],
-                )
-                self._unread = []
-            else:
-                on_path = torch.zeros_like(self._tree.valid)
-                on_path.scatter_(1, seen.path.clamp(min=0).to(device), True)
-                drafted = self._tree.parents >= 0
-                self.budget.learn(self._tree.scores, drafted, on_path, seen.counts)
-        self._extend(*new)
+        if self.budget is None:
+            self._extend(*new)
+        elif self._tree is None:
+            self._rested(self.budget, new)
+        else:
+            on_path = torch.zeros_like(self._tree.valid)
+            on_path.scatter_(1, seen.path.clamp(min=0).to(device), True)
+            self.budget.learn(self._tree.scores, self._tree.parents >= 0, on_path, seen.counts)
+            self._extend(*new)
+
+    def _rested(self, budget: TreeBudget, new: tuple[Tensor, Tensor, list[int]]) -> None:
+        """Put off what a step without drafts committed; at the end of the rest read all of it."""
+        budget.rested()
+        self._unread.append(new)
+        if budget.resting:
+            return
+        tokens, features, counts = zip(*self._unread, strict=True)
+        self._unread = []
+        # One slot a step and row: rows that ended have none from there on.
+        totals = [sum(each) for each in zip(*counts, strict=True)]
+        self._extend(torch.cat(tokens, dim=1), torch.cat(features, dim=1), totals)
 
     def select(self, rows: Tensor) -> None:
         self._cache.select(rows)

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..clock import timed
 from ..stats import GenerationStats, RowStats
 from .chat import cut
 
 if TYPE_CHECKING:  # torch comes with it, and bad arguments are refused without torch
     from ..acceptors import Acceptor
-
-T = TypeVar("T")
 
 PLAIN, HF, LOOKUP, EXACT = "plain", "hf", "lookup", "exact"
 LOOKUP_TOKENS = 10
@@ -303,20 +301,3 @@ def build_arms(
         else DecoderArm(spec, decoder, rule, stop_ids, sampling)
         for spec, rule in planned
     ]
-
-
-def timed(work: Callable[[], T], device: Any) -> tuple[T, float]:
-    """The result of ``work`` and its seconds, one synchronisation of the device at each end."""
-    synchronise(device)
-    start = time.perf_counter()
-    result = work()
-    synchronise(device)
-    return result, time.perf_counter() - start
-
-
-def synchronise(device: Any) -> None:
-    """Wait until the device has done everything it was given; a CPU always has."""
-    if device.type != "cpu":
-        import torch
-
-        torch.accelerator.synchronize(device)

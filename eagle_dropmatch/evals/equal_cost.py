@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .arms import EXACT
 from .statistics import CONFIDENCE, SEED, Estimate, Interval
 from .summary import Summary
+from .table import inline
 
 RESAMPLES = 2000
 ENOUGH = 0.95
@@ -85,7 +86,7 @@ def as_markdown(rows: Sequence[EqualCost], reference: str) -> str:
             f"| rule | tau (95%) | against {reference} (95%) |",
             "|---|--:|--:|",
             *(
-                f"| {row.curve} | {_told(row.tau, 2)} | {_told(row.against, 3)} |"
+                f"| {row.curve} | {inline(row.tau, 2)} | {inline(row.against)} |"
                 for row in rows
                 if row.cost == cost
             ),
@@ -120,12 +121,3 @@ def _estimate(values: NDArray[np.float64]) -> Estimate:
     edge = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(drawn, [edge, 100 - edge])
     return Estimate(float(values[0]), Interval(float(low), float(high)))
-
-
-def _told(estimate: Estimate, digits: int) -> str:
-    if math.isnan(estimate.value):
-        return "-"
-    text = f"{estimate.value:.{digits}f}"
-    if estimate.interval is None:
-        return text
-    return f"{text} [{estimate.interval.low:.{digits}f}, {estimate.interval.high:.{digits}f}]"

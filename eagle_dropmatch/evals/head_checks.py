@@ -21,9 +21,8 @@ from ..acceptors.divergence import js_divergence, js_from_draft
 from ..acceptors.dropmatch import DropoutRule
 from ..acceptors.heads import drop
 from ..acceptors.step_heads import Heads
-from ..sampling import Sampler, first_argmax
-from ..target import LMHead, PrefillOutput, TargetOutput
-from ..tree import DraftTree
+from ..target import LMHead, PrefillOutput
+from ..truncation import siblings
 
 
 class Watching(ExactAcceptor):
@@ -105,26 +104,9 @@ def random_step(head: LMHead, rule: NaiveAcceptor, nodes: int, seed: int) -> Ste
     hidden = states.to(head.weight)
     logits = head(hidden)
     top = logits.float().topk(8, dim=-1).indices
-    tokens = torch.cat((top[:, :1], top), dim=1)
-    parents = torch.zeros_like(tokens)
-    parents[:, 0] = -1
-    wide = logits[:, None].expand(-1, tokens.shape[1], -1)
-    states = hidden[:, None].expand(-1, tokens.shape[1], -1)
-    output = TargetOutput(wide, states, states)
     prefill = PrefillOutput(logits, hidden, hidden[:, None], hidden[:, None])
-    return StepContext(
-        tree=DraftTree.from_parents(tokens, parents, levels=1),
-        output=output,
-        head=head,
-        sampler=Sampler(),
-        logits=wide,
-        before=None,
-        choice=first_argmax(logits)[:, None].expand_as(tokens),
-        stop_ids=tokens.new_zeros(0),
-        row_keys=range(nodes),
-        step=seed,
-        state=rule.start(PromptContext(prefill, [1] * nodes, head)),
-    )
+    state = rule.start(PromptContext(prefill, [1] * nodes, head))
+    return siblings(top, logits, hidden, head, range(nodes), seed, state)
 
 
 @dataclass
@@ -152,9 +134,7 @@ class HeadTimes:
             seconds.append(time.perf_counter() - began)
 
     def _cheap(self, context: StepContext) -> None:
-        tree = context.tree
-        stops = torch.isin(tree.tokens, context.stop_ids)
-        self.rule.accept_path(context, (tree.parents >= 0) & (context.exact | ~stops))
+        self.rule.accept_path(context, context.eligible)
 
     def _whole(self, context: StepContext) -> None:
         heads = Heads(self.rule, context)

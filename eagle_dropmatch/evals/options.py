@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import cli
 from ..errors import UserError
 from .arguments import DTYPES, SAMPLE
 from .arms import EXACT, HF, LOOKUP, PLAIN
@@ -98,7 +99,7 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         attn_implementation=args.attn_implementation,
         device_map=args.device_map,
         threads=args.threads,
-        fuse=None if args.fuse is None else args.fuse == "on",
+        fuse=cli.switch(args.fuse),
         **_tree(args),
         trees=_trees(args),
         tree_budget=args.tree_budget,
@@ -110,7 +111,7 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         sampling=_sampling(args),
         controls=args.controls,
         system_prompt=args.system_prompt,
-        thinking=None if args.thinking is None else args.thinking == "on",
+        thinking=cli.switch(args.thinking),
         questions=args.questions,
         limit=getattr(args, "limit", sample),
         begin=begin,

@@ -210,8 +210,7 @@ def _lossy_notes(comparison: LossyComparison) -> list[str]:
     ]
     if len(comparison.tau_ratio_by_seed) > 1:
         by_seed = ", ".join(
-            f"{seed}: {_inline(estimate)}"
-            for seed, estimate in comparison.tau_ratio_by_seed.items()
+            f"{seed}: {inline(estimate)}" for seed, estimate in comparison.tau_ratio_by_seed.items()
         )
         lines.append(f"tau ratio by mask seed: {by_seed}.")
     return lines
@@ -246,14 +245,16 @@ def _claim(estimate: Estimate, neutral: float = 1.0, unit: str = "") -> str:
     if estimate.interval is None:
         return f"{_number(estimate.value, 3)}{unit} (too few questions for an interval)"
     verdict = "" if estimate.interval.excludes(neutral) else ": no difference shown"
-    return f"{_inline(estimate)}{unit}{verdict}"
+    return f"{inline(estimate)}{unit}{verdict}"
 
 
-def _inline(estimate: Estimate) -> str:
+def inline(estimate: Estimate, digits: int = 3) -> str:
+    """A number with its interval in brackets behind it."""
+    text = _number(estimate.value, digits)
     if estimate.interval is None:
-        return _number(estimate.value, 3)
+        return text
     low, high = estimate.interval
-    return f"{_number(estimate.value, 3)} [{_number(low, 3)}, {_number(high, 3)}]"
+    return f"{text} [{_number(low, digits)}, {_number(high, digits)}]"
 
 
 def _with_interval(estimate: Estimate) -> str:

@@ -118,7 +118,7 @@ def load_target(target: str, options: CorpusOptions) -> TargetModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from eagle_dropmatch.fused import can_fuse
+    from eagle_dropmatch.fused import should_fuse
     from eagle_dropmatch.loading import cpu_has_bfloat16
     from eagle_dropmatch.target import TargetModel, probe
 
@@ -134,7 +134,7 @@ def load_target(target: str, options: CorpusOptions) -> TargetModel:
         )
     except OSError as error:
         raise UserError(f"the target cannot be loaded: {str(error).splitlines()[0]}") from error
-    wrapped = TargetModel(model, fuse=can_fuse(model))
+    wrapped = TargetModel(model, fuse=should_fuse(model))
     probe(wrapped)
     return wrapped
 

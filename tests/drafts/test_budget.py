@@ -289,6 +289,8 @@ def test_a_lossy_rules_budget_begins_afresh_and_an_exact_one_goes_on(
     assert decoder._budget(1, exact) is decoder._budget(1, exact)
     assert decoder._budget(2, exact) is not decoder._budget(1, exact)
     assert decoder._budget(1, naive) is not decoder._budget(1, naive)
+    small, decoder.tree = decoder._budget(1, exact), TreeShape(50, 4, 4)
+    assert (small.most_nodes, decoder._budget(1, exact).most_nodes) == (24, 50)
     decoder.adaptive, decoder.acceptor = True, naive
     answers = [
         decoder.generate(rig.ids(rig.prompts(7)[0]), max_new_tokens=30).tolist() for _ in range(2)

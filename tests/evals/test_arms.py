@@ -10,8 +10,8 @@ import rig
 import torch
 from eval_fakes import EOS, FakeDecoder, answer_ids
 
+from eagle_dropmatch import clock
 from eagle_dropmatch.acceptors import make_acceptor
-from eagle_dropmatch.evals import arms
 from eagle_dropmatch.evals.arms import build_arms, plain_row, plan_arms
 
 PROMPT = [40, 41, 42]
@@ -105,10 +105,12 @@ def test_a_record_that_counts_other_tokens_than_the_output_holds_is_an_error():
 
 def test_every_clock_reading_follows_a_synchronisation(monkeypatch):
     events = []
-    monkeypatch.setattr(arms, "synchronise", lambda device: events.append("sync"))
-    clock = iter([1.0, 3.5])
-    monkeypatch.setattr(arms.time, "perf_counter", lambda: (events.append("clock"), next(clock))[1])
-    result, seconds = arms.timed(lambda: events.append("work") or "done", torch.device("cpu"))
+    monkeypatch.setattr(clock, "synchronise", lambda device: events.append("sync"))
+    readings = iter([1.0, 3.5])
+    monkeypatch.setattr(
+        clock.time, "perf_counter", lambda: (events.append("clock"), next(readings))[1]
+    )
+    result, seconds = clock.timed(lambda: events.append("work") or "done", torch.device("cpu"))
     assert events == ["sync", "clock", "work", "sync", "clock"]
     assert (result, seconds) == ("done", 2.5)
 
@@ -116,8 +118,8 @@ def test_every_clock_reading_follows_a_synchronisation(monkeypatch):
 def test_an_accelerator_is_waited_for_and_a_cpu_is_not(monkeypatch):
     waited = []
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
-    arms.synchronise(torch.device("cpu"))
-    arms.synchronise(torch.device("cuda:1"))
+    clock.synchronise(torch.device("cpu"))
+    clock.synchronise(torch.device("cuda:1"))
     assert waited == [torch.device("cuda:1")]
 
 

