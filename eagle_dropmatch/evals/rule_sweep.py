@@ -111,6 +111,8 @@ def draw(summary: Summary, folder: Path, curves: Mapping[str, Sequence[str]] = S
                     [point[key] for point in other],
                     [point["tau"] for point in other],
                     color="0.8",
+                    marker=".",  # curves of one point have no line
+                    markersize=3,
                     linewidth=0.8,
                     zorder=1,
                 )
