@@ -136,6 +136,17 @@ class TreeCache(Cache):
         # Split once: the hot path asks for one layer's keys and values at a time.
         self._layers[device] = [(layer[0], layer[1]) for layer in store.unbind()]
 
+    def stores(self, device: torch.device) -> list[Tensor]:
+        """Keys and values [B, H_kv, capacity, d] of the device's layers, two for each in turn."""
+        return [each for layer in self._layers[device] for each in layer]
+
+    def slots(self, count: int) -> Tensor:
+        """[B, count] int64: where the forward now open writes."""
+        steps = torch.arange(count, device=self.lengths.device)
+        if isinstance(self._starts, int):
+            return (self._starts + steps).expand(self.batch, -1).contiguous()
+        return self._starts[:, None] + steps
+
     def write(self, device: torch.device, index: int, keys: Tensor, values: Tensor) -> Any:
         """Store one layer's new keys and values; returns the views that attention reads."""
         kept_keys, kept_values = self._layers[device][index]
@@ -145,7 +156,7 @@ class TreeCache(Cache):
             kept_values.narrow(2, self._starts, count).copy_(values)
         else:
             rows = torch.arange(self.batch, device=device)[:, None]
-            slots = self._starts.to(device)[:, None] + torch.arange(count, device=device)
+            slots = self.slots(count).to(device)
             kept_keys[rows, :, slots] = keys.transpose(1, 2)
             kept_values[rows, :, slots] = values.transpose(1, 2)
         seen = self.key_length

@@ -80,6 +80,7 @@ class SpeculativeDecoder:
         layer_id_convention: str = "auto",
         rope_theta: float | None = None,
         fuse: bool | None = None,
+        compile: bool = False,
         tree_budget: str | None = None,
     ) -> SpeculativeDecoder:
         """Load a target and an EAGLE-3 draft for it; with neither, the reference pair.
@@ -101,6 +102,8 @@ class SpeculativeDecoder:
                 cost, the default where none of them is given; ``fixed`` draws those trees.
             fuse: run both models with exchanged modules (``fused.py``): equal results, faster, a
                 second copy of the weights. By default on a CPU where it works and fits.
+            compile: run both models as machine code (``compiled.py``): equal results, half the
+                time, on a CPU; the first time it takes minutes and a C++ compiler.
 
         Raises:
             UserError: for anything that cannot be used, before weights are read where possible.
@@ -123,6 +126,7 @@ class SpeculativeDecoder:
             layer_id_convention=layer_id_convention,
             rope_theta=rope_theta,
             fuse=fuse,
+            compile=compile,
             tree_budget=tree_budget,
         )
         return cls(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,9 @@ _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _LAYER = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 _DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
+#: Makes one product of several linear layers over the same input.
+Product = Callable[..., nn.Module]
+
 
 class PackedLinear(nn.Module):
     """A linear layer whose weights oneDNN has laid out for itself.
@@ -41,15 +45,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weights: list[Tensor], biases: list[Tensor | None]) -> None:
         super().__init__()
-        weight = torch.cat([each.detach() for each in weights])
-        self.bias = None
-        if any(bias is not None for bias in biases):
-            self.bias = torch.cat(
-                [
-                    weight.new_zeros(len(w)) if b is None else b.detach()
-                    for w, b in zip(weights, biases, strict=True)
-                ]
-            )
+        weight, self.bias = _stack(weights, biases)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
@@ -61,6 +57,37 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self._product(x, self.packed, self.bias, "none", [], "")
         return out
+
+
+def stacked(*layers: nn.Linear) -> nn.Module:
+    """Several linear layers of one input as one, in torch's own layout."""
+    if len(layers) == 1:
+        return layers[0]
+    weight, bias = _stack([each.weight for each in layers], [each.bias for each in layers])
+    out: nn.Linear = nn.utils.skip_init(
+        nn.Linear,
+        weight.shape[1],
+        weight.shape[0],
+        bias is not None,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    out.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        out.bias = nn.Parameter(bias, requires_grad=False)
+    return out
+
+
+def _stack(weights: list[Tensor], biases: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """Weights [out, in] and biases [out] or None, stacked; None where there is no bias at all."""
+    weight = torch.cat([each.detach() for each in weights])
+    if all(bias is None for bias in biases):
+        return weight, None
+    given = [
+        weight.new_zeros(len(w)) if b is None else b.detach()
+        for w, b in zip(weights, biases, strict=True)
+    ]
+    return weight, torch.cat(given)
 
 
 class FusedRMSNorm(nn.Module):
@@ -83,10 +110,10 @@ class FusedRMSNorm(nn.Module):
 class FusedGatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)) in two products."""
 
-    def __init__(self, mlp: Any) -> None:
+    def __init__(self, mlp: Any, product: Product) -> None:
         super().__init__()
-        self.gate_up = PackedLinear.of(mlp.gate_proj, mlp.up_proj)
-        self.down = PackedLinear.of(mlp.down_proj)
+        self.gate_up = product(mlp.gate_proj, mlp.up_proj)
+        self.down = product(mlp.down_proj)
         self.act = mlp.act_fn
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,15 +124,15 @@ class FusedGatedMLP(nn.Module):
 class FusedAttention(nn.Module):
     """Rotary attention over a cache in two products and one attention kernel."""
 
-    def __init__(self, attention: Any) -> None:
+    def __init__(self, attention: Any, product: Product) -> None:
         super().__init__()
         self.layer_idx, self.head_dim = attention.layer_idx, attention.head_dim
         self.scaling = attention.scaling
         parts = attention.q_proj, attention.k_proj, attention.v_proj
         self.heads, self.kv_heads = (parts[i].out_features // self.head_dim for i in (0, 1))
         self.grouped = self.heads != self.kv_heads
-        self.qkv = PackedLinear.of(*parts)
-        self.out = PackedLinear.of(attention.o_proj)
+        self.qkv = product(*parts)
+        self.out = product(attention.o_proj)
         self.q_norm: Any = getattr(attention, "q_norm", None)
         self.k_norm: Any = getattr(attention, "k_norm", None)
 
@@ -117,13 +144,13 @@ class FusedAttention(nn.Module):
         cache: Any = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        turns = _turns(*position_embeddings)
+        turns = signed_turns(*position_embeddings)
         return self.mix(hidden_states, turns, attention_mask, cache), None
 
     def mix(
         self, x: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any
     ) -> Tensor:
-        """Attention over [B, S, D], its rotations prepared by ``_turns``."""
+        """Attention over [B, S, D], its rotations prepared by ``signed_turns``."""
         batch, size = x.shape[:2]
         heads = self.qkv.forward(x).view(batch, size, -1, self.head_dim)
         rotary, values = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
@@ -148,7 +175,7 @@ class FusedAttention(nn.Module):
         return self.out.forward(mixed.transpose(1, 2).reshape(batch, size, -1))
 
 
-def _turns(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def signed_turns(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Angles [B, S, d] of Llama's rotation, made ready for heads [B, S, H, d].
 
     Dimension i turns with i + d / 2: x cos + rolled x signed sin.
@@ -161,12 +188,12 @@ def _turns(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 class FusedLayer(nn.Module):
     """A pre-norm decoder layer over fused parts, without transformers' layers of Python."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, product: Product) -> None:
         super().__init__()
         self.input_layernorm = FusedRMSNorm(layer.input_layernorm)
-        self.self_attn = FusedAttention(layer.self_attn)
+        self.self_attn = FusedAttention(layer.self_attn, product)
         self.post_attention_layernorm = FusedRMSNorm(layer.post_attention_layernorm)
-        self.mlp = FusedGatedMLP(layer.mlp)
+        self.mlp = FusedGatedMLP(layer.mlp, product)
 
     def forward(
         self,
@@ -179,7 +206,7 @@ class FusedLayer(nn.Module):
     ) -> Tensor:
         if turns is None:
             assert position_embeddings is not None
-            turns = _turns(*position_embeddings)
+            turns = signed_turns(*position_embeddings)
         normed = self.input_layernorm.forward(hidden_states)
         x = self.self_attn.mix(normed, turns, attention_mask, cache).add_(hidden_states)
         return self.mlp.forward(self.post_attention_layernorm.forward(x)).add_(x)
@@ -205,7 +232,7 @@ class FusedDecoder(nn.Module):
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         x = self.embed_tokens(input_ids)
-        turns = _turns(*self.rotary_emb(x, position_ids=position_ids))
+        turns = signed_turns(*self.rotary_emb(x, position_ids=position_ids))
         for layer in self.layers:
             x = layer(x, attention_mask=attention_mask, cache=cache, turns=turns)
         return SimpleNamespace(last_hidden_state=self.norm(x))
@@ -235,13 +262,16 @@ def should_fuse(model: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def fused(model: nn.Module) -> nn.Module:
-    """A copy of a transformers decoder, its parameters shared, with faster modules in it."""
+def fused(model: nn.Module, product: Product = PackedLinear.of) -> nn.Module:
+    """A copy of a transformers decoder, its parameters shared, with faster modules in it.
+
+    ``product`` makes one product of several linear layers: ``PackedLinear.of`` or ``stacked``.
+    """
     tensors = (*model.parameters(), *model.buffers())
     shared: dict[int, Any] = {id(each): each for each in tensors}
     twin: Any = copy.deepcopy(model, shared)
     backend = getattr(getattr(model, "config", None), "_attn_implementation", "sdpa")
-    _exchange_within(twin, attention=backend == "sdpa")
+    _exchange_within(twin, product, attention=backend == "sdpa")
     names = {name for name, _ in twin.named_children()}
     if names == _DECODER and all(type(layer) is FusedLayer for layer in twin.layers):
         ids = torch.arange(_CHECKED)[None] + 5
@@ -254,23 +284,25 @@ def fused(model: nn.Module) -> nn.Module:
     return twin
 
 
-def _exchange_within(parent: nn.Module, *, attention: bool) -> None:
+def _exchange_within(parent: nn.Module, product: Product, *, attention: bool) -> None:
     """Put faster modules in the place of those that are recognised, the largest first."""
     for name, child in list(parent.named_children()):
-        new = _exchanged(child, attention=attention)
+        new = _exchanged(child, product, attention=attention)
         if new is not None:
             setattr(parent, name, new)
         else:
-            _exchange_within(child, attention=attention)
+            _exchange_within(child, product, attention=attention)
 
 
-def _exchanged(old: Any, *, attention: bool) -> nn.Module | None:
+def _exchanged(old: Any, product: Product, *, attention: bool) -> nn.Module | None:
     """A faster module that gives what ``old`` gives; None where there is none."""
     if type(old) is nn.Linear:
-        return PackedLinear.of(old)
+        return product(old)
     kind = _kind(old, attention=attention)
     if kind is None:
         return None
+    if kind is not FusedRMSNorm:
+        kind = partial(kind, product=product)
     # In float32, where another formula cannot hide behind rounding.
     plain = copy.deepcopy(old).float()
     try:
@@ -282,7 +314,7 @@ def _exchanged(old: Any, *, attention: bool) -> nn.Module | None:
         return None
 
 
-def _kind(old: Any, *, attention: bool) -> Callable[[Any], nn.Module] | None:
+def _kind(old: Any, *, attention: bool) -> Any:
     """The faster class for a module with these parts, if there is one."""
     linear = {name for name, child in old.named_children() if type(child) is nn.Linear}
     others = {name for name, _ in old.named_children()} - linear

@@ -44,6 +44,7 @@ def load_pair(
     layer_id_convention: Any,
     rope_theta: float | None,
     fuse: bool | None,
+    compile: bool,
     tree_budget: str | None,
 ) -> Pair:
     """Load both, checking what can be checked before weights are read."""
@@ -97,8 +98,13 @@ def load_pair(
             "fuse: the target must lie whole on a CPU, in float32 or a bfloat16 that the "
             "processor multiplies; leave the option out"
         )
+    if compile and not can_fuse(model):
+        raise UserError(
+            "compile: the target must lie whole on a CPU, in float32 or a bfloat16 that the "
+            "processor multiplies; leave the option out"
+        )
     fuse = should_fuse(model) if fuse is None else fuse
-    wrapped = TargetModel(model, taps, fuse=fuse)
+    wrapped = TargetModel(model, taps, fuse=fuse, compile=compile)
     probe(wrapped)
     network = load_draft(
         draft,
@@ -111,7 +117,9 @@ def load_pair(
         dtype=wrapped.dtype,
         device=wrapped.head_device,
     ).eval()
-    if fuse:
+    if compile:
+        network.compile_layer()
+    elif fuse:
         network.pack()
     return Pair(wrapped, lambda size: Eagle3Drafter(network, size), tokenizer, tree, adaptive)
 

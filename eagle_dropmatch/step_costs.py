@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from eagle_dropmatch.clock import timed
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, NoDrafter, Observation, TreeShape
 from eagle_dropmatch.files import write_text
 from eagle_dropmatch.loop import DecodingLoop, Limits
+from eagle_dropmatch.machine import device_name
 from eagle_dropmatch.target import TargetModel
 from eagle_dropmatch.tree import DraftTree
 
@@ -165,20 +165,10 @@ def _description(
         "target": target.config.to_json_string(),
         "draft": repr(config),
         "dtype": str(target.dtype),
-        "device": _device_name(target.head_device),
+        "device": device_name(target.head_device),
         "threads": torch.get_num_threads(),
-        "modules": target.fuses,
+        "modules": target.modules,
         "torch": torch.__version__,
         "top_k": top_k,
         "batch": batch,
     }
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return device.type
-    return next((line for line in lines if line.startswith("model name")), device.type)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_dropmatch.cache import TreeCache
+from eagle_dropmatch.compiled import CompiledBody
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.fused import PackedLinear, fused
 from eagle_dropmatch.taps import FeatureTaps, backbone, decoder_layers
@@ -110,23 +111,34 @@ class TargetModel:
         tap_layers: ``hidden_states`` indices that the draft reads; None where it reads the last
             hidden state after the final norm (drafts without ``fc``), or nothing at all.
         fuse: run a faster view of the decoder (``fused.py``); the model itself stays as it is.
+        compile: run the decoder as machine code (``compiled.py``), which may have to be made first.
     """
 
     def __init__(
-        self, model: Any, tap_layers: Sequence[int] | None = None, *, fuse: bool = False
+        self,
+        model: Any,
+        tap_layers: Sequence[int] | None = None,
+        *,
+        fuse: bool = False,
+        compile: bool = False,
     ) -> None:
         self.model = model.eval()
         self.config = model.config.get_text_config()
         check_attention(self.config, getattr(model.config, "_attn_implementation", "sdpa"))
-        self.fuses = fuse
         stack, head = decoder_layers(model), model.get_output_embeddings()
         self.body, product = backbone(model), None
-        if fuse:
-            self.body = fused(self.body)
-            stack = cast(nn.ModuleList, self.body.layers)
-            product = PackedLinear.of(head) if type(head) is nn.Linear else None
-        self.head = LMHead(head, logits_finisher(self.config), product)
         self.taps = FeatureTaps(stack, tap_layers) if tap_layers is not None else None
+        self._compiled: CompiledBody | None = None
+        self.modules = "transformers'"  # what runs in the place of the model's own
+        if compile:
+            self.modules, self._compiled = "compiled", CompiledBody(self.body, tap_layers)
+        elif fuse:
+            self.modules, self.body = "fused", fused(self.body)
+            stack = cast(nn.ModuleList, self.body.layers)
+            self.taps = FeatureTaps(stack, tap_layers) if tap_layers is not None else None
+        if (fuse or compile) and type(head) is nn.Linear:
+            product = PackedLinear.of(head)
+        self.head = LMHead(head, logits_finisher(self.config), product)
         heads = self.config.num_attention_heads
         self._kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
         self._head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
@@ -208,6 +220,9 @@ class TargetModel:
     def _forward(
         self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: TreeCache
     ) -> tuple[Tensor, Tensor]:
+        if self._compiled is not None:
+            return self._compiled(tokens, mask, positions, cache)
+
         def run() -> Tensor:
             out = self.body(
                 input_ids=tokens,

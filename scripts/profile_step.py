@@ -8,6 +8,7 @@ its products at its matmul rate, whichever is longer; both are measured first.
   python scripts/profile_step.py
   python scripts/profile_step.py --acceptor naive --total-token 60 --depth 7 --top-k 10
   python scripts/profile_step.py --fuse off
+  python scripts/profile_step.py --compile
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     first_turns.add_arguments(parser)
     parser.add_argument("--acceptor", metavar="RULE", default="naive")
     parser.add_argument("--fuse", choices=("on", "off"))
+    parser.add_argument("--compile", action="store_true", help="run both models as machine code")
     parser.add_argument("--steps", type=cli.integer(1), default=200, metavar="N")
     parser.add_argument("--max-new-tokens", type=cli.integer(2), default=64, metavar="N")
     parser.add_argument("--threads", type=cli.integer(1), metavar="N")
@@ -40,18 +42,19 @@ def main(argv: Sequence[str]) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    decoder, prompts = first_turns.load(args, questions, acceptor=rule, fuse=cli.switch(args.fuse))
+    decoder, prompts = first_turns.load(
+        args, questions, acceptor=rule, fuse=cli.switch(args.fuse), compile=args.compile
+    )
     machine = Machine.measure(decoder.target.dtype)
     least = floors(decoder, machine)
     clock = profile(decoder, prompts, max_new_tokens=args.max_new_tokens, steps=args.steps)
     tree, whole = decoder.tree, clock.whole
-    modules = "exchanged" if decoder.target.fuses else "transformers' own"
     print(f"`{' '.join(['python scripts/profile_step.py', shlex.join(argv)]).strip()}`\n")
     print(
         f"{len(clock.steps)} steps of {args.acceptor}, tree {tree.total_token}/{tree.depth}/"
         f"{tree.top_k} (nodes/depth/top-k), {str(decoder.target.dtype).removeprefix('torch.')}, "
         f"{torch.get_num_threads()} threads, "
-        f"{modules} modules. This machine: "
+        f"{decoder.target.modules} modules. This machine: "
         f"{machine.bandwidth / 1e9:.0f} GB/s, {machine.operations / 1e12:.2f} T operations/s.\n"
     )
     print("| part | ms | share | floor, ms | what it is |\n|---|--:|--:|--:|---|")

@@ -148,7 +148,7 @@ class FakeDecoder:
 
     def __init__(self) -> None:
         self.tokenizer = CharTokenizer()
-        self.target = SimpleNamespace(model=FakeModel(), fuses=True)
+        self.target = SimpleNamespace(model=FakeModel(), modules="fused")
         self.tree = TreeShape(24, 3, 4)
         self.adaptive = False
         self.acceptor: Any = None

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.activations import ACT2FN
 
+from eagle_dropmatch.compiled import CompiledNetwork
 from eagle_dropmatch.drafts.rope import RotaryTable, rotate
-from eagle_dropmatch.fused import FusedGatedMLP, FusedRMSNorm, PackedLinear
+from eagle_dropmatch.fused import FusedGatedMLP, FusedRMSNorm, PackedLinear, Product
 
 #: Attention over whatever the caller keeps: (q [B, H, S, d], k, v [B, H_kv, S, d]) -> [B, H, S, d].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -110,10 +112,10 @@ class Attention(nn.Module):
         )
         self.qkv: nn.Module | None = None
 
-    def pack(self) -> None:
-        self.qkv = PackedLinear.of(self.q_proj, self.k_proj, self.v_proj)
+    def pack(self, product: Product) -> None:
+        self.qkv = product(self.q_proj, self.k_proj, self.v_proj)
         del self.q_proj, self.k_proj, self.v_proj
-        self.o_proj = PackedLinear.of(self.o_proj)  # type: ignore[assignment]
+        self.o_proj = product(self.o_proj)  # type: ignore[assignment]
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         if self.qkv is None:
@@ -125,6 +127,20 @@ class Attention(nn.Module):
         q, k = rotate(turned, cos, sin).split((self.heads, self.kv_heads), dim=1)
         projected: Tensor = self.o_proj(attend(q, k, v).transpose(1, 2).flatten(2))
         return projected
+
+
+def grouped_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attention of q [B, H, S, d] over keys and values [B, H_kv, K, d], under mask [B, S, K].
+
+    Query heads of one key head are folded into its query length: nothing is repeated but the mask.
+    """
+    batch, heads, size, dim = q.shape
+    group = heads // keys.shape[1]
+    folded = q.reshape(batch, keys.shape[1], group * size, dim)
+    out = functional.scaled_dot_product_attention(
+        folded, keys, values, attn_mask=mask.repeat(1, group, 1)[:, None]
+    )
+    return out.view(batch, heads, size, dim)
 
 
 class GatedMLP(nn.Module):
@@ -191,6 +207,8 @@ class Eagle3Draft(nn.Module):
             )
         self.midlayer = MidLayer(config)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        #: Runs layer and norm in the network's place; see ``compile_layer``.
+        self.compiled: CompiledNetwork | None = None
         self.embed_tokens: nn.Module | None = None
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -204,22 +222,30 @@ class Eagle3Draft(nn.Module):
         )
 
     @torch.inference_mode()
-    def pack(self) -> None:
-        """Lay all weights out for oneDNN. For drafting on a CPU: the network cannot be trained,
-        moved or saved after it."""
+    def pack(self, product: Product = PackedLinear.of) -> None:
+        """Exchange modules for faster ones, for oneDNN's weights if ``product`` does not say
+        otherwise. For drafting on a CPU: the network cannot be trained, moved or saved after it."""
         layer = self.midlayer
-        layer.self_attn.pack()
-        layer.mlp = FusedGatedMLP(layer.mlp)  # type: ignore[assignment]
+        layer.self_attn.pack(product)
+        layer.mlp = FusedGatedMLP(layer.mlp, product)  # type: ignore[assignment]
         for parent in (layer, self):
             for name, child in list(parent.named_children()):
                 if isinstance(child, RMSNorm):
                     setattr(parent, name, FusedRMSNorm(child))
         if self.config.fuse_features:
-            self.fc = PackedLinear.of(self.fc)  # type: ignore[assignment]
+            self.fc = product(self.fc)  # type: ignore[assignment]
         if isinstance(self.lm_head, nn.Linear):
-            packed = PackedLinear.of(self.lm_head)
+            packed = product(self.lm_head)
             self._modules.pop("lm_head", None)
             self._share("lm_head", packed)
+
+    def compile_layer(self) -> None:
+        """Let machine code (``compiled.py``) run the layer, then lay out the other weights.
+
+        For drafting, as ``pack`` is.
+        """
+        self.compiled = CompiledNetwork(self)
+        self.pack()
 
     def borrow_embedding(self, module: nn.Module) -> None:
         """Share the target's embedding; it is neither saved with the draft nor trained."""

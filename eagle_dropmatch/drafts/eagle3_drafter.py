@@ -9,7 +9,7 @@ from torch import Tensor
 from eagle_dropmatch.cache import TreeCache
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation, TreeShape
 from eagle_dropmatch.drafts.budget import TreeBudget
-from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
+from eagle_dropmatch.drafts.eagle3 import Eagle3Draft, grouped_attention
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.tree import BeamLevel, DraftTree, Expansion, grow
 
@@ -158,18 +158,12 @@ class Eagle3Drafter(Drafter):
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self._cache.write(k.device, 0, k, v)
-            batch, heads, size, dim = q.shape
-            group = heads // k.shape[1]
-            # Query heads of one key head are folded into its query length: nothing is repeated
-            # but the mask.
-            folded = q.reshape(batch, k.shape[1], group * size, dim)
-            out = F.scaled_dot_product_attention(
-                folded, keys, values, attn_mask=mask.repeat(1, group, 1)[:, None]
-            )
-            return out.view(batch, heads, size, dim)
+            return grouped_attention(q, keys, values, mask)
 
-        embeds = self.draft.embed(tokens)
-        return self.draft(embeds, features.to(self.draft.dtype), positions, attend)
+        embeds, features = self.draft.embed(tokens), features.to(self.draft.dtype)
+        if self.draft.compiled is not None:
+            return self.draft.compiled(embeds, features, positions, mask, self._cache)
+        return self.draft(embeds, features, positions, attend)
 
     def _best(self, head_input: Tensor, width: int) -> Expansion:
         """The ``width`` likeliest children, as target ids, with float32 log-probabilities."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .. import cli
 from ..assets import REFERENCE_TARGET_HUB_ID
 from ..errors import UserError
+from ..machine import device_name
 from ..settings import stop_token_ids
 from .arms import EXACT, NO_DRAFTING, ArmSpec, build_arms, plan_arms
 from .base import Benchmark, Question, select
@@ -26,7 +27,7 @@ from .checkpoints import check_models, describe_source
 from .folder import RunFolder, default_folder
 from .options import RULE_FLAGS, EvalOptions
 from .progress import RunProgress
-from .provenance import device_name, header_lines, run_arguments, session
+from .provenance import header_lines, run_arguments, session
 from .quality import judge_turn
 from .runner import RunSettings, run, stored_results
 from .summary import Summary, summarise
@@ -122,6 +123,7 @@ def load_decoder(options: EvalOptions) -> Any:
             device_map=options.device_map,
             attn_implementation=options.attn_implementation,
             fuse=options.fuse,
+            compile=options.compile,
             tree_budget=options.tree_budget,
         )
     except OSError as error:
@@ -270,7 +272,7 @@ def _resolved(
         "device": device_name(model.device),
         "attention": model.config._attn_implementation,
         "threads": torch.get_num_threads(),
-        "modules": "fused" if decoder.target.fuses else "transformers'",
+        "modules": decoder.target.modules,
         "stop_ids": list(stop_ids),
     }
 

@@ -35,6 +35,7 @@ class EvalOptions:
     device_map: str | None
     threads: int | None
     fuse: bool | None
+    compile: bool
     chain: bool
     total_token: int | None
     depth: int | None
@@ -100,6 +101,7 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         device_map=args.device_map,
         threads=args.threads,
         fuse=cli.switch(args.fuse),
+        compile=args.compile,
         **_tree(args),
         trees=_trees(args),
         tree_budget=args.tree_budget,

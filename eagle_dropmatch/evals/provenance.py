@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +33,8 @@ def run_arguments(
         "device_map": options.device_map,
         "threads": options.threads,
         "fuse": options.fuse,
+        # Only where it is on: a run that began before the option was there can go on.
+        **({"compile": True} if options.compile else {}),
         "tree": {
             "shape": "chain" if options.chain else "tree",
             "total_token": options.total_token,
@@ -85,21 +86,6 @@ def commit() -> str | None:
     if head is None:
         return None
     return f"{head}+changes" if _git("status", "--porcelain", "--untracked-files=no") else head
-
-
-def device_name(device: Any) -> str:
-    """The accelerator's or the processor's own name."""
-    import torch
-
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    if device.type != "cpu":
-        return str(device)
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def header_lines(header: Mapping[str, Any], groups: Mapping[str, str]) -> list[str]:

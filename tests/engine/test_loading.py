@@ -111,10 +111,10 @@ def test_trees_choose_their_size_unless_one_is_given(
 def test_weights_are_copied_where_they_fit_twice_or_it_is_asked_for(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert load(folders).target.fuses
+    assert load(folders).target.modules == "fused"
     monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a megabyte of memory
-    assert not load(folders).target.fuses
-    assert load(folders, fuse=True).target.fuses
+    assert load(folders).target.modules != "fused"
+    assert load(folders, fuse=True).target.modules == "fused"
 
 
 def test_an_unknown_tree_budget_is_refused(folders: tuple[Path, Path]) -> None:

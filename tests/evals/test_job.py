@@ -233,7 +233,7 @@ def test_the_flags_reach_the_decoder(monkeypatch):
         lambda target, draft, **settings: seen.update(settings, target=target, draft=draft),
     )
     given = "--target t --draft d --depth 5 --top-k 8 --total-token 40 --dtype fp32"
-    given += " --device-map cpu --attn-implementation eager --threads 2 --fuse off"
+    given += " --device-map cpu --attn-implementation eager --threads 2 --fuse on --compile"
     parser = cli.Parser("test")
     add_arguments(parser)
     threads = torch.get_num_threads()
@@ -250,7 +250,8 @@ def test_the_flags_reach_the_decoder(monkeypatch):
         "top_k": 8,
         "dtype": torch.float32,
         "device_map": "cpu",
-        "fuse": False,
+        "fuse": True,
+        "compile": True,
         "tree_budget": None,
         "attn_implementation": "eager",
     }

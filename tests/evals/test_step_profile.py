@@ -134,4 +134,4 @@ def test_the_script_prints_a_table_of_all_parts(
     for name in PARTS:
         assert f"\n| {name} | " in printed
     assert "tree 24/4/4" in printed
-    assert "transformers' own modules" in printed
+    assert "transformers' modules" in printed
