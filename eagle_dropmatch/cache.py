@@ -106,6 +106,27 @@ class TreeCache(Cache):
         self._row_lengths = [self._row_lengths[row] for row in kept]
         self.lengths = self.lengths.index_select(0, rows.to(self.lengths.device))
 
+    def put(self, seats: Sequence[int], other: TreeCache) -> None:
+        """Replace rows by those of another cache; seats may go on behind the last row."""
+        size = other.max_length
+        if size > self.capacity:
+            self._grow(size)
+        for device, store in self._stores.items():
+            rows = self.batch
+            if max(seats) >= rows:
+                larger = store.new_zeros(*store.shape[:2], max(seats) + 1, *store.shape[3:])
+                larger[:, :, :rows] = store
+                store = larger
+                self._put(device, store)
+            index = torch.tensor(list(seats), device=device)
+            new = other._stores[device].narrow(4, 0, size)
+            store.narrow(4, 0, size).index_copy_(2, index, new)
+        lengths = self._row_lengths + [0] * (max(seats) + 1 - self.batch)
+        for seat, length in zip(seats, other._row_lengths, strict=True):
+            lengths[seat] = length
+        self._row_lengths = lengths
+        self.lengths = torch.tensor(lengths, device=self.lengths.device)
+
     def _move(self, source: Tensor, target: Tensor) -> None:
         """Copy tree slots ``source`` [B, M] to slots ``target`` [M], both counted from the root."""
         for device, store in self._stores.items():
@@ -161,6 +182,14 @@ class TreeCache(Cache):
             kept_values[rows, :, slots] = values.transpose(1, 2)
         seen = self.key_length
         return kept_keys.narrow(2, 0, seen), kept_values.narrow(2, 0, seen)
+
+
+def put_rows(values: Tensor, seats: Sequence[int], new: Tensor) -> Tensor:
+    """``values`` [B, ...] with the rows at ``seats`` replaced; seats may go on behind the last."""
+    more = max(seats) + 1 - values.shape[0]
+    if more > 0:
+        values = torch.cat((values, values.new_zeros(more, *values.shape[1:])))
+    return values.index_copy(0, torch.tensor(list(seats), device=values.device), new)
 
 
 class _TreeLayer(CacheLayerMixin):

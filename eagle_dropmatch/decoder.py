@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eagle_dropmatch.acceptors import Acceptor, make_acceptor
+from eagle_dropmatch.answer_queue import AnswerQueue
 from eagle_dropmatch.clock import now
 from eagle_dropmatch.drafts.base import Drafter, NoDrafter, TreeShape
 from eagle_dropmatch.drafts.budget import TreeBudget
@@ -206,18 +207,7 @@ class SpeculativeDecoder:
             stops=_criteria(prompts, stopping_criteria, input_ids.device),
         )
         draft = draft and self.tree.nodes > 1
-        drafter = self.drafter(self.tree) if draft else NoDrafter()
-        rule = self.acceptor if draft else make_acceptor("exact")
-        drafter.keep_logits = rule.needs_draft
-        if draft and self.adaptive:
-            drafter.budget = self._budget(len(prompts), rule)
-        sampler = read_sampler(settings)
-        if truncation is not None and (draft or sampler.greedy):
-            raise UserError(
-                "a truncation was given: it is for plain sampling, with draft=False and "
-                "do_sample=True"
-            )
-        loop = DecodingLoop(self.target, drafter, rule, limits, sampler, truncation)
+        loop = self._loops(settings, limits, len(prompts), draft=draft, truncation=truncation)()
         if streamer is not None:
             streamer.put(input_ids.cpu())
         began = now(self.target.head_device)
@@ -243,6 +233,64 @@ class SpeculativeDecoder:
             decode_seconds=ended - prefilled,
         )
         return GenerateOutput(sequences, stats)
+
+    def queue(
+        self,
+        batch_size: int,
+        generation_config: Any = None,
+        *,
+        draft: bool = True,
+        truncation: Acceptor | None = None,
+        **overrides: Any,
+    ) -> AnswerQueue:
+        """Answer any number of prompts, ``batch_size`` of them at a time.
+
+        A prompt takes its seat as soon as an answer ends, so that short answers do not wait for
+        long ones. Answers are those of ``generate``, whatever the batch; but a lossy rule's hang on
+        the trees, and trees of a chosen size on all answers before.
+
+        Args:
+            batch_size: answers that are written at the same time.
+            generation_config, draft, truncation, overrides: as for ``generate``; ``max_new_tokens``
+                and ``eos_token_id`` among the overrides.
+
+        Raises:
+            UserError: as ``generate`` does.
+        """
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}: expected at least 1")
+        settings = read_settings(generation_config, self.target.model.generation_config, overrides)
+        limits = Limits(new_token_limit(settings, 0), stop_token_ids(settings))
+        draft = draft and self.tree.nodes > 1
+        loops = self._loops(settings, limits, batch_size, draft=draft, truncation=truncation)
+        return AnswerQueue(loops, batch_size, reserve=self.tree.nodes if draft else 1)
+
+    def _loops(
+        self,
+        settings: Any,
+        limits: Limits,
+        batch: int,
+        *,
+        draft: bool,
+        truncation: Acceptor | None,
+    ) -> Callable[[], DecodingLoop]:
+        """Makes loops that decode alike; they share what they learn about tree sizes."""
+        rule = self.acceptor if draft else make_acceptor("exact")
+        sampler = read_sampler(settings)
+        if truncation is not None and (draft or sampler.greedy):
+            raise UserError(
+                "a truncation was given: it is for plain sampling, with draft=False and "
+                "do_sample=True"
+            )
+        budget = self._budget(batch, rule) if draft and self.adaptive else None
+
+        def loop() -> DecodingLoop:
+            drafter = self.drafter(self.tree) if draft else NoDrafter()
+            drafter.keep_logits = rule.needs_draft
+            drafter.budget = budget
+            return DecodingLoop(self.target, drafter, rule, limits, sampler, truncation)
+
+        return loop
 
     def time_steps(self, batch: int = 1, say: Callable[[str], None] = lambda _: None) -> StepCosts:
         """What steps cost here: what tree sizes are chosen by, where they are chosen.

@@ -16,6 +16,7 @@ from eagle_dropmatch.acceptors.base import (
     StepContext,
     Verdict,
 )
+from eagle_dropmatch.cache import put_rows
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation
 from eagle_dropmatch.sampling import Sampler, Scores, first_argmax, place_uniforms
 from eagle_dropmatch.stats import RowStats
@@ -101,8 +102,8 @@ class DecodingLoop:
     """Decodes a batch of prompts to their ends; one call of ``step`` is one draft + verify cycle.
 
     Ended rows leave the batch once they are a quarter of it: leaving copies the cache of those
-    that stay, which costs more than a few idle rows. Nothing outlives the loop: two calls in a row
-    are two loops.
+    that stay, which costs more than a few idle rows. Or they keep their seats, and new prompts
+    ``join`` in them. Nothing outlives the loop: two calls in a row are two loops.
     """
 
     def __init__(
@@ -119,7 +120,6 @@ class DecodingLoop:
         self.truncation = truncation  # for plain decoding; see ``truncation.py``
         self.rows: list[Row] = []
         self.seated: list[Row] = []  # the rows of the batch, ended ones that have not left included
-        self.steps = 0
         self._bounds: RowState = {}
 
     @property
@@ -129,7 +129,11 @@ class DecodingLoop:
 
     @torch.inference_mode()
     def prefill(
-        self, prompts: Sequence[Sequence[int]], seed: int | Sequence[int], reserve: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        seed: int | Sequence[int],
+        reserve: int,
+        first: int = 0,
     ) -> None:
         """Read the prompts and take each answer's first token from the clean head.
 
@@ -137,6 +141,7 @@ class DecodingLoop:
             prompts: token ids a row, of any lengths.
             seed: part of every row's key for random numbers; one, or one a row.
             reserve: tree nodes to make room for in the cache.
+            first: the first row's index; the others go on from there.
         """
         lengths = [len(prompt) for prompt in prompts]
         device = self.target.device
@@ -157,7 +162,7 @@ class DecodingLoop:
         roots = self._first(out, prompts, keys)
         self._stop_ids = torch.tensor(self.limits.stop_ids, dtype=torch.int64, device=roots.device)
         for index, (prompt, root) in enumerate(zip(prompts, roots.tolist(), strict=True)):
-            answer = Row(index, keys[index], prompt)
+            answer = Row(first + index, keys[index], prompt)
             self.limits.admit(answer, [root])
             self.rows.append(answer)
         self.seated = list(self.rows)
@@ -165,8 +170,35 @@ class DecodingLoop:
             self.drafter.start(DraftPrompt(tokens, lengths, out.features, roots))
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[Row, list[int]]]:
-        """One cycle for all rows that go on; returns what each got, after the cut."""
+    def join(self, guests: DecodingLoop, seats: Sequence[int]) -> None:
+        """Go on with the rows of another loop that has just read its prompts.
+
+        Args:
+            guests: of the same target, rule and settings; used up by this.
+            seats: places in the batch, one a guest: those of ended rows, or new ones behind the
+                last.
+        """
+        taken = [seat for seat in seats if seat < len(self.seated) and not self.seated[seat].ended]
+        if taken or len(seats) != len(guests.seated):
+            raise ValueError(f"seats {list(seats)} are not free for {len(guests.seated)} guests")
+        self.rows += guests.rows
+        if not guests.running:
+            return
+        self.cache.put(seats, guests.cache)
+        self.drafter.join(seats, guests.drafter)
+        for mine, theirs in ((self.state, guests.state), (self._bounds, guests._bounds)):
+            for name, values in theirs.items():
+                mine[name] = put_rows(mine[name], seats, values)
+        self.seated += [guests.seated[-1]] * (max(seats) + 1 - len(self.seated))
+        for seat, row in zip(seats, guests.seated, strict=True):
+            self.seated[seat] = row
+
+    @torch.inference_mode()
+    def step(self, *, leave: bool = True) -> list[tuple[Row, list[int]]]:
+        """One cycle for all rows that go on; returns what each got, after the cut.
+
+        ``leave``: ended rows may leave the batch; otherwise their seats wait for others.
+        """
         tree = self.drafter.propose().to(self.target.device)
         output = self.target.verify(self.cache, tree)
         tree = tree.to(output.logits.device)
@@ -205,9 +237,8 @@ class DecodingLoop:
             row.relaxed.append(sum(relaxed[1:kept]))
             row.draft_nodes.append(nodes)
             news.append((row, new[:kept]))
-        self.steps += 1
         if self.running:
-            self._commit(verdict, tokens, counts, output.features)
+            self._commit(verdict, tokens, counts, output.features, leave=leave)
         return news
 
     def _first(
@@ -220,18 +251,25 @@ class DecodingLoop:
         if self.sampler.greedy:
             return first_argmax(logits)
         uniforms = place_uniforms(keys, [0] * len(keys), 1, logits.device)
-        return self.sampler.choose(self._scores(logits, out.last_hidden, keys, -1), uniforms[:, 0])
+        before = [-1] * len(keys)
+        scores = self._scores(logits, out.last_hidden, keys, before)
+        return self.sampler.choose(scores, uniforms[:, 0])
 
-    def _scores(self, logits: Tensor, hidden: Tensor, keys: Sequence[int], step: int) -> Scores:
+    def _scores(
+        self, logits: Tensor, hidden: Tensor, keys: Sequence[int], steps: Sequence[int]
+    ) -> Scores:
         """What may be sampled from logits [M, V]."""
         if self.truncation is None:
             return self.sampler.scores(logits)
-        kept = truncate(self.truncation, logits, hidden, self.target.head, keys, step, self._bounds)
+        kept = truncate(
+            self.truncation, logits, hidden, self.target.head, keys, steps, self._bounds
+        )
         return Scores(kept.values / self.sampler.temperature, kept.ids)
 
     def _context(self, tree: DraftTree, output: TargetOutput) -> StepContext:
         logits, before = output.logits, None
         keys = [row.key for row in self.seated]
+        steps = [len(row.accept_lengths) for row in self.seated]
         if self.sampler.penalises:
             before = self._before(tree)
             logits = self.sampler.penalise(logits.flatten(0, 1), before.flatten(0, 1)).view_as(
@@ -244,7 +282,7 @@ class DecodingLoop:
             places = [len(row.tokens) for row in self.seated]
             uniforms = place_uniforms(keys, places, tree.max_depth + 1, logits.device)
             choice = self.sampler.choose(
-                self._scores(logits.flatten(0, 1), output.hidden.flatten(0, 1), keys, self.steps),
+                self._scores(logits.flatten(0, 1), output.hidden.flatten(0, 1), keys, steps),
                 uniforms.gather(1, tree.depths).flatten(),
             ).view_as(tree.tokens)
         return StepContext(
@@ -257,7 +295,7 @@ class DecodingLoop:
             choice=choice,
             stop_ids=self._stop_ids,
             row_keys=keys,
-            step=self.steps,
+            steps=steps,
             draft_ids=self.drafter.vocabulary,
             state=self.state,
         )
@@ -270,12 +308,18 @@ class DecodingLoop:
         return torch.cat((texts[:, None].expand(-1, tree.num_nodes, -1), path), dim=2)
 
     def _commit(
-        self, verdict: Verdict, tokens: Tensor, counts: list[int], features: Tensor
+        self,
+        verdict: Verdict,
+        tokens: Tensor,
+        counts: list[int],
+        features: Tensor,
+        *,
+        leave: bool,
     ) -> None:
         self.cache.keep(verdict.path.to(self.cache.lengths.device), counts)
         seen = Observation(verdict.path, counts, tokens, verdict.bonus, features)
         staying = [i for i, row in enumerate(self.seated) if not row.ended]
-        if len(staying) <= 0.75 * len(self.seated):
+        if leave and len(staying) <= 0.75 * len(self.seated):
             rows = torch.tensor(staying, device=verdict.path.device)
             self.cache.select(rows)
             self.drafter.select(rows)

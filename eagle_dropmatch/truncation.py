@@ -37,7 +37,7 @@ def truncate(
     hidden: Tensor,
     head: LMHead,
     row_keys: Sequence[int],
-    step: int,
+    steps: Sequence[int],
     state: RowState,
 ) -> Scores:
     """The target's own scores, over the tokens that the rule would accept if they were drafted.
@@ -48,10 +48,10 @@ def truncate(
     Args:
         logits: [B, V], clean.
         hidden: [B, D], the LM head's input.
-        row_keys, step, state: of the rule's random numbers and options, as in a step.
+        row_keys, steps, state: of the rule's random numbers and options, as in a step.
     """
     top = logits.float().topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
-    kept = rule.accept(siblings(top.indices, logits, hidden, head, row_keys, step, state))[:, 1:]
+    kept = rule.accept(siblings(top.indices, logits, hidden, head, row_keys, steps, state))[:, 1:]
     kept[:, 0] = True
     return Scores(top.values.masked_fill(~kept, -torch.inf), top.indices)
 
@@ -62,14 +62,14 @@ def siblings(
     hidden: Tensor,
     head: LMHead,
     row_keys: Sequence[int],
-    step: int,
+    steps: Sequence[int],
     state: RowState,
 ) -> StepContext:
     """A greedy step over trees of a root and its children alone.
 
     Args:
         tokens: [B, C] int64, the children; the first is what the target says.
-        logits, hidden, row_keys, step, state: as for ``truncate``.
+        logits, hidden, row_keys, steps, state: as for ``truncate``.
     """
     batch, count = tokens.shape
     parents = torch.zeros(batch, count + 1, dtype=torch.int64, device=logits.device)
@@ -87,6 +87,6 @@ def siblings(
         choice=tokens[:, :1].expand(-1, count + 1),
         stop_ids=torch.empty(0, dtype=torch.int64, device=logits.device),
         row_keys=row_keys,
-        step=step,
+        steps=steps,
         state=state,
     )

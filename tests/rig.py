@@ -234,6 +234,9 @@ class KnownDrafter(Drafter):
         self._at = [self._at[row] for row in kept]
         self.answers = [self.answers[row] for row in kept]
 
+    def join(self, seats: Sequence[int], guests: Drafter) -> None:
+        raise AssertionError("what it proposes is known for one batch")
+
     def _row(self, root: int, coming: list[int], right: int) -> tuple[list[int], list[int]]:
         tokens, parents, main = [root], [-1], 0
         for level, true in enumerate(coming):

@@ -98,7 +98,7 @@ class Scene:
             "choice": choice,
             "stop_ids": torch.tensor(stops, dtype=torch.int64),
             "row_keys": self.row_keys,
-            "step": 3,
+            "steps": [3] * self.tree.batch_size,
             "draft_ids": self.draft_ids,
             "state": rule.start(PromptContext(prefill, lengths, self.head)),
             **changes,

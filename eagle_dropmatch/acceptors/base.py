@@ -53,7 +53,7 @@ class StepContext:
     choice: Tensor
     stop_ids: Tensor  # [E] int64
     row_keys: Sequence[int]
-    step: int
+    steps: Sequence[int]  # verification steps of each row before this one
     #: [V_draft] int64, the target's ids of the draft's tokens; None where the draft has none.
     draft_ids: Tensor | None = None
     state: RowState = field(default_factory=dict)

@@ -56,19 +56,19 @@ NOISES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 def mask_uniforms(
     row_keys: Sequence[int],
     seed: int,
-    step: int,
+    steps: Sequence[int],
     shape: tuple[int, ...],
     device: torch.device,
     purpose: str = "",
 ) -> Tensor:
     """Uniform numbers [B, *shape] float32 that follow from (purpose, seed, row key, step) alone.
 
-    Each row has a generator of its own, so a row draws the same masks whatever batch it is in,
-    and turning dropout on leaves every other random stream where it was.
+    ``steps`` is one a row. Each row has a generator of its own, so a row draws the same masks
+    whatever batch it is in, and turning dropout on leaves every other random stream where it was.
     """
     out = torch.empty(len(row_keys), *shape, device=device)
     generator = torch.Generator(device)
-    for row, key in enumerate(row_keys):
+    for row, (key, step) in enumerate(zip(row_keys, steps, strict=True)):
         digest = hashlib.blake2b(f"{purpose}{seed} {key} {step}".encode(), digest_size=7).digest()
         generator.manual_seed(int.from_bytes(digest, "little"))
         out[row].uniform_(generator=generator)

@@ -41,6 +41,6 @@ class LenienceAcceptor(Acceptor):
         p = log_p.exp()
         rest = ((p / self.lenience).clamp(max=1) - p) / (1 - p).clamp(min=1e-12)
         coins = mask_uniforms(
-            context.row_keys, self.seed, context.step, (p.shape[1],), p.device, self.name
+            context.row_keys, self.seed, context.steps, (p.shape[1],), p.device, self.name
         )
         return context.exact | (coins < rest)

@@ -45,7 +45,7 @@ class Heads:
         uniforms = mask_uniforms(
             context.row_keys,
             rule.seed,
-            context.step,
+            context.steps,
             (nodes, rule.K, size),
             context.output.hidden.device,
         )
@@ -152,7 +152,7 @@ class Heads:
         # One number for each (step, node, head), from the masks' side: the sampling stream of the
         # answer itself must not notice that heads are there.
         keys = [
-            f"heads {self._rule.seed} {context.row_keys[row]} {context.step} {node}"
+            f"heads {self._rule.seed} {context.row_keys[row]} {context.steps[row]} {node}"
             for row, node in zip(
                 self.parents.row[part].tolist(), self.parents.node[part].tolist(), strict=True
             )

@@ -63,7 +63,7 @@ class ThresholdsAcceptor(Acceptor):
         share = beyond / outside
         upper = (share[:, None] * same.tril()).sum(-1)
         coins = mask_uniforms(
-            context.row_keys, self.seed, context.step, (p.shape[1],), p.device, self.name
+            context.row_keys, self.seed, context.steps, (p.shape[1],), p.device, self.name
         )
         coins = coins.gather(1, tree.parents.clamp(min=0))
         return missed & (coins < upper) & (coins >= upper - share)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from torch import Tensor
 
+from eagle_dropmatch.cache import put_rows
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.tree import DraftTree, candidate_count
 
@@ -116,6 +117,13 @@ class Drafter(ABC):
     def select(self, rows: Tensor) -> None:
         """Keep only these rows of the batch, in this order."""
 
+    @abstractmethod
+    def join(self, seats: Sequence[int], guests: Self) -> None:
+        """Go on with another drafter's rows, at these places of the batch (see ``put_rows``).
+
+        ``guests`` has started its answers and proposed nothing yet. Comes after ``observe``.
+        """
+
 
 class NoDrafter(Drafter):
     """Proposes the root alone: plain decoding in the same loop."""
@@ -131,3 +139,6 @@ class NoDrafter(Drafter):
 
     def select(self, rows: Tensor) -> None:
         self._roots = self._roots[rows]
+
+    def join(self, seats: Sequence[int], guests: Self) -> None:
+        self._roots = put_rows(self._roots, seats, guests._roots)

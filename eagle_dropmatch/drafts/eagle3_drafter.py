@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle_dropmatch.cache import TreeCache
+from eagle_dropmatch.cache import TreeCache, put_rows
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation, TreeShape
 from eagle_dropmatch.drafts.budget import TreeBudget
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft, grouped_attention
@@ -81,7 +84,12 @@ class Eagle3Drafter(Drafter):
         """Put off what a step without drafts committed; at the end of the rest read all of it."""
         budget.rested()
         self._unread.append(new)
-        if budget.resting:
+        if not budget.resting:
+            self._read_up()
+
+    def _read_up(self) -> None:
+        """Read what was put off."""
+        if not self._unread:
             return
         tokens, features, counts = zip(*self._unread, strict=True)
         self._unread = []
@@ -100,6 +108,13 @@ class Eagle3Drafter(Drafter):
         ]
         self._roots, self._feature = self._roots[rows], self._feature[rows]
         self._head_input = self._head_input[rows]
+
+    def join(self, seats: Sequence[int], guests: Self) -> None:
+        self._read_up()
+        self._cache.put(seats, guests._cache)
+        self._roots = put_rows(self._roots, seats, guests._roots)
+        self._feature = put_rows(self._feature, seats, guests._feature)
+        self._head_input = put_rows(self._head_input, seats, guests._head_input)
 
     def propose(self) -> DraftTree:
         if self.budget is not None and self.budget.resting:

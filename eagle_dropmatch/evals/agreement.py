@@ -149,7 +149,7 @@ def _vote(
     """Picks of the dropout heads [n, K], of the clean head [n], and the clean logits [n, V]."""
     logits = target.head(hidden)
     shape = (hidden.shape[0], heads, hidden.shape[1])
-    uniforms = mask_uniforms([key], seed, 0, shape, hidden.device)[0]
+    uniforms = mask_uniforms([key], seed, [0], shape, hidden.device)[0]
     rates = rate.expand(hidden.shape[0], heads)
     picks = head_choices(hidden, uniforms, rates, target.head, logits.shape[-1])
     return picks, first_argmax(logits), logits

@@ -106,7 +106,7 @@ def random_step(head: LMHead, rule: NaiveAcceptor, nodes: int, seed: int) -> Ste
     top = logits.float().topk(8, dim=-1).indices
     prefill = PrefillOutput(logits, hidden, hidden[:, None], hidden[:, None])
     state = rule.start(PromptContext(prefill, [1] * nodes, head))
-    return siblings(top, logits, hidden, head, range(nodes), seed, state)
+    return siblings(top, logits, hidden, head, range(nodes), [seed] * nodes, state)
 
 
 @dataclass

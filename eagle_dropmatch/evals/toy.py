@@ -213,7 +213,7 @@ def context_of(
         "choice": choice,
         "stop_ids": choice.new_zeros(0),
         "row_keys": range(rows),
-        "step": 0,
+        "steps": [0] * rows,
         "draft_ids": torch.arange(toy.vocab),
         "state": {name: value.expand(rows, *value.shape[1:]) for name, value in state.items()},
     }

@@ -48,7 +48,8 @@ def judged_ends(
 ) -> Tensor:
     """The node at which each accepted path ends, by ``rule.verify``: [R, N] float64, 1 there."""
     trees = toy.trees.rows(samples.root)
-    verdict = rule.verify(context_of(toy, rule, sampler, trees, samples.choice, step=step))
+    steps = [step] * len(trees.tokens)
+    verdict = rule.verify(context_of(toy, rule, sampler, trees, samples.choice, steps=steps))
     end = verdict.path.gather(1, verdict.accepted[:, None])[:, 0]
     return one_hot(end, trees.num_nodes).double()
 

@@ -186,7 +186,7 @@ def test_other_steps_and_seeds_draw_other_numbers(expression: str) -> None:
         if expression == "thresholds":
             vars(rule)["accumulated"] = 0.5
         scenes = [random_scene(seed=i, vocab=5) for i in range(5)]
-        return [verify(rule, Sampler(1.0), each, step=step).allowed for each in scenes]
+        return [verify(rule, Sampler(1.0), each, steps=[step] * 5).allowed for each in scenes]
 
     def differ(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
         return any(not torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -102,20 +102,20 @@ def test_ties_go_to_the_lowest_id() -> None:
 
 
 def test_masks_follow_from_seed_row_and_step_alone() -> None:
-    base = mask_uniforms([11, 22], 0, 4, (3, 2, 8), CPU)
+    base = mask_uniforms([11, 22], 0, [4, 4], (3, 2, 8), CPU)
     assert base.shape == (2, 3, 2, 8)
     assert base.dtype == torch.float32
     assert ((base >= 0) & (base < 1)).all()
     assert not torch.equal(base[0], base[1])
-    assert torch.equal(mask_uniforms([22], 0, 4, (3, 2, 8), CPU)[0], base[1])
-    assert torch.equal(mask_uniforms([7, 22, 11], 0, 4, (3, 2, 8), CPU)[1:], base.flip(0))
+    assert torch.equal(mask_uniforms([22], 0, [4], (3, 2, 8), CPU)[0], base[1])
+    assert torch.equal(mask_uniforms([7, 22, 11], 0, [9, 4, 4], (3, 2, 8), CPU)[1:], base.flip(0))
     for seed, step in ((1, 4), (0, 5)):
-        assert not torch.equal(mask_uniforms([11, 22], seed, step, (3, 2, 8), CPU), base)
+        assert not torch.equal(mask_uniforms([11, 22], seed, [step, step], (3, 2, 8), CPU), base)
 
 
 def test_masks_leave_the_global_generator_where_it_was() -> None:
     before = torch.get_rng_state()
-    mask_uniforms([1, 2], 0, 0, (4, 8), CPU)
+    mask_uniforms([1, 2], 0, [0, 0], (4, 8), CPU)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -113,7 +113,7 @@ def test_a_node_is_accepted_iff_some_head_at_its_parent_picks_it(heads: int, mas
     accepted = rule.accept(step)
     batch, nodes = tree.tokens.shape
     count = nodes if mask == "node" else 1
-    draws = mask_uniforms(step.row_keys, 5, step.step, (count, heads, 24), torch.device("cpu"))
+    draws = mask_uniforms(step.row_keys, 5, step.steps, (count, heads, 24), torch.device("cpu"))
     relaxed = 0
     for row in range(batch):
         for node in range(1, nodes):
@@ -350,17 +350,17 @@ def test_the_loop_tells_a_rule_its_step_and_names_its_rows_whoever_has_left(
     target: TargetModel, draft: Eagle3Draft, prompts: list[list[int]], answers: list[list[int]]
 ) -> None:
     class Watching(NaiveAcceptor):
-        seen: list[tuple[int, list[int]]]
+        seen: list[tuple[list[int], list[int]]]
 
         def verify(self, context: StepContext) -> Any:
-            self.seen.append((context.step, list(context.row_keys)))
+            self.seen.append((list(context.steps), list(context.row_keys)))
             return super().verify(context)
 
     rule = Watching(p_drop=0.0)
     rule.seen = []
     stop = next(token for token in answers[2][2:8] if token not in answers[0][:COUNT])
     generate(target, draft, [prompts[2], prompts[0]], rule, eos_token_id=stop)
-    assert [step for step, _ in rule.seen] == list(range(len(rule.seen)))
+    assert [steps[-1] for steps, _ in rule.seen] == list(range(len(rule.seen)))
     both, alone = rule.seen[0][1], rule.seen[-1][1]
     assert len(set(both)) == 2
     assert alone == both[1:]

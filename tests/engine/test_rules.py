@@ -97,7 +97,7 @@ class Row:
         tree, self.sampler = step.tree, step.sampler
         assert tree.draft_logits is not None
         assert step.draft_ids is not None
-        self.key, self.step, self.levels = step.row_keys[row], step.step, tree.max_depth
+        self.key, self.step, self.levels = step.row_keys[row], step.steps[row], tree.max_depth
         self.tokens: list[int] = tree.tokens[row].tolist()
         self.parents: list[int] = tree.parents[row].tolist()
         self.depths: list[int] = tree.depths[row].tolist()
@@ -130,7 +130,7 @@ class Row:
 
     def coins(self, seed: int, rule: str) -> list[float]:
         shape, cpu = (len(self.tokens),), torch.device("cpu")
-        return mask_uniforms([self.key], seed, self.step, shape, cpu, rule)[0].tolist()
+        return mask_uniforms([self.key], seed, [self.step], shape, cpu, rule)[0].tolist()
 
     def rank(self, node: int) -> tuple[float, float]:
         """How many tokens are likelier, and how near the nearest is; no token ranks at p = 0."""

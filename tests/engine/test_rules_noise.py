@@ -69,7 +69,8 @@ def noisy_heads(
     """The logits of every head at a node, number by number."""
     count = scene.tree.num_nodes if rule.mask == "node" else 1
     shape = (count, rule.K, scene.hidden.shape[-1])
-    draws = mask_uniforms([step.row_keys[row]], rule.seed, step.step, shape, torch.device("cpu"))
+    key, number, cpu = step.row_keys[row], step.steps[row], torch.device("cpu")
+    draws = mask_uniforms([key], rule.seed, [number], shape, cpu)
     p = sorted(probs(step.logits[row, node].tolist(), step.sampler), reverse=True)
     shrink = {"none": 1.0, "entropy": 1 - entropy_of(p) / math.log(len(p)), "margin": p[0] - p[1]}
     given = rule.p_drop if isinstance(rule.p_drop, list) else [rule.p_drop] * rule.K

@@ -15,6 +15,7 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
 from eagle_dropmatch.acceptors import make_acceptor
+from eagle_dropmatch.cache import put_rows
 from eagle_dropmatch.decoder import GenerateOutput, SpeculativeDecoder
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
@@ -63,6 +64,9 @@ class SameTrees(Drafter):
 
     def select(self, rows: Tensor) -> None:
         self.roots = self.roots[rows]
+
+    def join(self, seats: Sequence[int], guests: Any) -> None:
+        self.roots = put_rows(self.roots, seats, guests.roots)
 
 
 @pytest.fixture(scope="module")

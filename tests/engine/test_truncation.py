@@ -23,7 +23,7 @@ def scores(expression: str, target: TargetModel, hidden: torch.Tensor) -> Any:
     prefill = PrefillOutput(logits, hidden, hidden[:, None], hidden[:, None])
     state = rule.start(PromptContext(prefill, [1] * len(hidden), target.head))
     keys = list(range(len(hidden)))
-    return logits, truncate(rule, logits, hidden, target.head, keys, 0, state)
+    return logits, truncate(rule, logits, hidden, target.head, keys, [0] * len(keys), state)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def decode(toy: Toy, rule: str, rows: int, length: int) -> tuple[Tensor, Tensor]
         scores = T1.scores(toy.logits[trees.tokens].flatten(0, 1))
         choice = T1.choose(scores, uniforms.gather(1, trees.depths).flatten())
         choice = choice.view_as(trees.tokens)
-        given = context_of(toy, built, T1, trees, choice, row_keys=going, step=step)
+        given = context_of(toy, built, T1, trees, choice, row_keys=going, steps=[step] * len(going))
         path, accepted, bonus, *_ = built.verify(given)
         new = committed_tokens(trees.tokens, path, accepted, bonus).tolist()
         for row, tokens, count in zip(going, new, accepted.tolist(), strict=True):
