@@ -65,7 +65,7 @@ class CompiledBody:
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        weight = decoder.norm.weight
+        weight, self._group = decoder.norm.weight, heads // kv_heads
 
         def build() -> tuple[nn.Module, tuple[Any, ...], tuple[Any, ...]]:
             twin = fused(decoder, stacked)
@@ -79,7 +79,7 @@ class CompiledBody:
                 made(_BATCH, _TOKENS, config.hidden_size),
                 made(_BATCH, _TOKENS, 1, size),
                 made(_BATCH, _TOKENS, 1, size),
-                made(_BATCH, 1, _TOKENS, _CONTEXT),
+                made(_BATCH, 1, heads // kv_heads * _TOKENS, _CONTEXT),
                 torch.zeros(_BATCH, _TOKENS, dtype=torch.int64),
                 [made(_BATCH, kv_heads, _CAPACITY, size) for _ in range(2 * len(twin.layers))],
             )
@@ -98,7 +98,8 @@ class CompiledBody:
         """The LM head's input and the features of tokens [B, S] behind an open cache."""
         x = self._embed(tokens)
         cos, sin = signed_turns(*self._rotary(x, position_ids=positions))
-        given = [each.contiguous() for each in (x, cos, sin, mask)]
+        folded = mask.repeat(1, 1, self._group, 1)
+        given = [each.contiguous() for each in (x, cos, sin, folded)]
         slots = cache.slots(tokens.shape[1])
         hidden, features = self._run(*given, slots, cache.stores(x.device))
         return hidden, features

@@ -145,12 +145,16 @@ class FusedAttention(nn.Module):
         **_: Any,
     ) -> tuple[Tensor, None]:
         turns = signed_turns(*position_embeddings)
-        return self.mix(hidden_states, turns, attention_mask, cache), None
+        return self.mix(hidden_states, turns, self.folded(attention_mask), cache), None
+
+    def folded(self, mask: Tensor | None) -> Tensor | None:
+        """A mask [B, 1, S, K] for the queries of all heads that share keys: [B, 1, G S, K]."""
+        return mask if mask is None else mask.repeat(1, 1, self.heads // self.kv_heads, 1)
 
     def mix(
         self, x: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any
     ) -> Tensor:
-        """Attention over [B, S, D], its rotations prepared by ``signed_turns``."""
+        """Attention over [B, S, D], rotations from ``signed_turns`` and the mask ``folded``."""
         batch, size = x.shape[:2]
         heads = self.qkv.forward(x).view(batch, size, -1, self.head_dim)
         rotary, values = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
@@ -163,6 +167,9 @@ class FusedAttention(nn.Module):
         values = values.transpose(1, 2)
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
+        if mask is not None:
+            # The kernel reads and packs keys once a head: heads that share them become queries.
+            queries = queries.reshape(batch, self.kv_heads, -1, self.head_dim)
         mixed = functional.scaled_dot_product_attention(
             queries,
             keys,
@@ -170,8 +177,8 @@ class FusedAttention(nn.Module):
             attn_mask=mask,
             is_causal=mask is None and size > 1,
             scale=self.scaling,
-            enable_gqa=self.grouped,
-        )
+            enable_gqa=self.grouped and mask is None,
+        ).reshape(batch, self.heads, size, self.head_dim)
         return self.out.forward(mixed.transpose(1, 2).reshape(batch, size, -1))
 
 
@@ -204,9 +211,10 @@ class FusedLayer(nn.Module):
         turns: tuple[Tensor, Tensor] | None = None,
         **_: Any,
     ) -> Tensor:
-        if turns is None:
+        if turns is None:  # from a loop over layers that knows nothing of this one
             assert position_embeddings is not None
             turns = signed_turns(*position_embeddings)
+            attention_mask = self.self_attn.folded(attention_mask)
         normed = self.input_layernorm.forward(hidden_states)
         x = self.self_attn.mix(normed, turns, attention_mask, cache).add_(hidden_states)
         return self.mlp.forward(self.post_attention_layernorm.forward(x)).add_(x)
@@ -233,8 +241,9 @@ class FusedDecoder(nn.Module):
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         x = self.embed_tokens(input_ids)
         turns = signed_turns(*self.rotary_emb(x, position_ids=position_ids))
+        mask = self.layers[0].self_attn.folded(attention_mask)
         for layer in self.layers:
-            x = layer(x, attention_mask=attention_mask, cache=cache, turns=turns)
+            x = layer(x, attention_mask=mask, cache=cache, turns=turns)
         return SimpleNamespace(last_hidden_state=self.norm(x))
 
 

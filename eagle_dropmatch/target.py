@@ -16,7 +16,7 @@ from eagle_dropmatch.fused import PackedLinear, fused
 from eagle_dropmatch.taps import FeatureTaps, backbone, decoder_layers
 from eagle_dropmatch.tree import DraftTree, position_ids, tree_attention
 
-#: Prompt tokens a forward reads; longer prompts take several.
+#: Prompt tokens that a forward reads, of all rows together; longer prompts take several.
 PREFILL_AT_ONCE = 1024
 #: Attention backends that take an additive 4-D mask. Flash attention has no place for one.
 ATTENTION_BACKENDS = ("sdpa", "eager")
@@ -184,8 +184,9 @@ class TargetModel:
         places = torch.arange(size, device=tokens.device)
         read: list[tuple[Tensor, Tensor]] = []
         # In parts: the mask of a long prompt at once would be the square of its length.
-        for start in range(0, size, PREFILL_AT_ONCE):
-            here = places[start : start + PREFILL_AT_ONCE]
+        part = max(PREFILL_AT_ONCE // batch, 1)
+        for start in range(0, size, part):
+            here = places[start : start + part]
             cache.open(len(here), behind=start)
             # Causal alone is enough: padding stands to the right of everything that counts.
             blocked = places[: cache.key_length] > here[:, None]
@@ -193,7 +194,7 @@ class TargetModel:
             mask.masked_fill_(blocked, torch.finfo(self.dtype).min)
             read.append(
                 self._forward(
-                    tokens[:, start : start + PREFILL_AT_ONCE],
+                    tokens[:, start : start + part],
                     mask.expand(batch, 1, *mask.shape),
                     here.expand(batch, -1),
                     cache,
