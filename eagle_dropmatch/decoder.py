@@ -19,7 +19,7 @@ from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.loop import DecodingLoop, Limits, Row
 from eagle_dropmatch.settings import new_token_limit, read_sampler, read_settings, stop_token_ids
 from eagle_dropmatch.stats import GenerationStats
-from eagle_dropmatch.step_costs import StepCosts, step_costs
+from eagle_dropmatch.step_costs import CostTable, batches_up_to, step_costs
 from eagle_dropmatch.target import TargetModel
 
 
@@ -60,7 +60,7 @@ class SpeculativeDecoder:
         self.acceptor = acceptor if acceptor is not None else make_acceptor("exact")
         self.tree = tree if tree is not None else TreeShape()
         self.adaptive = adaptive
-        self._costs: dict[tuple[int, int], StepCosts] = {}
+        self._costs: dict[tuple[int, int], CostTable] = {}
         self._budgets: dict[tuple[int, TreeShape], TreeBudget] = {}
 
     @classmethod
@@ -292,15 +292,23 @@ class SpeculativeDecoder:
 
         return loop
 
-    def time_steps(self, batch: int = 1, say: Callable[[str], None] = lambda _: None) -> StepCosts:
-        """What steps cost here: what tree sizes are chosen by, where they are chosen.
+    def time_steps(self, batch: int = 1, say: Callable[[str], None] = lambda _: None) -> CostTable:
+        """What steps cost here, up to this batch size: what tree sizes are chosen by.
 
         Timed once for a pair, machine, beam and batch size and kept in the cache folder; otherwise
         the first ``generate`` that needs it does so. ``say`` is told if it has to be timed.
         """
-        key = batch, self.tree.top_k
+        sizes = batches_up_to(batch)
+        key = sizes[-1], self.tree.top_k
         if key not in self._costs:
-            self._costs[key] = step_costs(self.target, self.drafter, *key[::-1], say=say)
+            timed = {
+                (rows, context): costs
+                for rows in sizes
+                for context, costs in step_costs(
+                    self.target, self.drafter, self.tree.top_k, rows, say=say
+                ).items()
+            }
+            self._costs[key] = CostTable(timed)
         return self._costs[key]
 
     def _budget(self, batch: int, rule: Acceptor) -> TreeBudget:

@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from eagle_dropmatch.acceptors import make_acceptor
 from eagle_dropmatch.assets import cache_dir
@@ -23,14 +24,17 @@ from eagle_dropmatch.machine import device_name
 from eagle_dropmatch.target import TargetModel
 from eagle_dropmatch.tree import DraftTree
 
-_FORMAT = 1
+_FORMAT = 2
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-_CONTEXT, _TIMES = 256, 7
+_CONTEXTS = (256, 1792)
+_TIMES, _FEW_TIMES, _FEW_ROWS = 7, 4, 2
+_DEAR = 10  # times a step of one node: no tree can earn more, so larger ones are not timed
+_GRAIN = 128  # tokens of context between two sets of costs
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of a step's parts, for one pair on one machine at one batch size.
+    """Seconds of a step's parts, at one batch size and context.
 
     Attributes:
         nodes: tree sizes that were timed, ascending, from 1.
@@ -57,6 +61,58 @@ class StepCosts:
         return found
 
 
+class Prices(NamedTuple):
+    """What a step's parts cost now, in seconds."""
+
+    verify: Tensor  # [n] float64: entry i, a step over trees of i + 1 nodes a row
+    level: float
+    start: float
+
+
+class CostTable:
+    """Step costs over batch sizes and contexts: linear between what was timed.
+
+    Beyond the longest context the last stretch goes on; beyond the largest batch its costs stay.
+
+    Args:
+        timed: by rows and context; all contexts for each number of rows.
+    """
+
+    def __init__(self, timed: Mapping[tuple[int, int], StepCosts]) -> None:
+        self._timed = dict(timed)
+        self._rows = sorted({rows for rows, _ in timed})
+        self._contexts = sorted({context for _, context in timed})
+        self._known: dict[tuple[int, int, int], Prices] = {}
+
+    def at(self, rows: int, context: int, most: int) -> Prices:
+        """The prices of a step of ``rows`` rows behind ``context`` tokens, up to ``most`` nodes."""
+        key = rows, context // _GRAIN, most
+        if key not in self._known:
+            self._known[key] = self._between(rows, key[1] * _GRAIN, most)
+        return self._known[key]
+
+    def _between(self, rows: int, context: int, most: int) -> Prices:
+        low, high, share = _stretch(self._rows, min(rows, self._rows[-1]))
+        start, end, way = _stretch(self._contexts, max(context, self._contexts[0]))
+        values = torch.zeros(most + 2, dtype=torch.float64)
+        for count, much in ((low, 1 - share), (high, share)):
+            for length, weight in ((start, 1 - way), (end, way)):
+                costs = self._timed[count, length]
+                parts = [*costs.seconds(most), costs.level, costs.start]
+                values += much * weight * torch.tensor(parts, dtype=torch.float64)
+        # Noise must not make a longer context free of charge.
+        values.clamp_(min=1e-6)
+        level, first = values[most:].tolist()
+        return Prices(values[:most], level, first)
+
+
+def _stretch(known: Sequence[int], value: int) -> tuple[int, int, float]:
+    """The two known places that hold a value, or the last two; its share of the way between."""
+    at = sum(place <= value for place in known[1:-1])
+    low, high = known[at], known[min(at + 1, len(known) - 1)]
+    return low, high, (value - low) / (high - low) if high > low else 0.0
+
+
 class _Fixed(NoDrafter):
     """Chains of any tokens, so that a step is all but the draft."""
 
@@ -67,6 +123,11 @@ class _Fixed(NoDrafter):
         return DraftTree.chain(self._roots[:, None].repeat(1, self.nodes))
 
 
+def batches_up_to(batch: int) -> list[int]:
+    """The batch sizes that are timed for one: powers of two, the last at least as large."""
+    return [2**power for power in range((batch - 1).bit_length() + 1)]
+
+
 def step_costs(
     target: TargetModel,
     drafter: Callable[[TreeShape], Drafter],
@@ -74,53 +135,74 @@ def step_costs(
     batch: int,
     *,
     say: Callable[[str], None] = lambda _: None,
-) -> StepCosts:
-    """The costs of this pair here: those measured earlier, or measured now, in a few seconds.
+) -> dict[int, StepCosts]:
+    """The costs of this pair here, by context: those measured earlier, or measured now.
 
-    Measured at a context of 256 tokens a row and a beam of ``top_k``. Kept in the cache folder
-    under a name made of everything that they hang on.
+    Measured at a beam of ``top_k``; a few seconds at batch 1, half a minute at 16. Kept in the
+    cache folder under a name made of everything that they hang on.
     """
     about = _description(target, drafter, top_k, batch)
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_dir() / "step-costs" / f"{name}.json"
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))["costs"]
-        return StepCosts(tuple(kept["nodes"]), tuple(kept["verify"]), kept["level"], kept["start"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return {
+            int(context): StepCosts(
+                tuple(each["nodes"]), tuple(each["verify"]), each["level"], each["start"]
+            )
+            for context, each in kept.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     say(
-        "timing steps over trees of 1 to 64 nodes, once for this pair and machine; to have it done "
-        f"again, delete {path}"
+        f"timing steps at batch {batch}, once for this pair and machine; to have it done again, "
+        f"delete {path}"
     )
     costs = measure(target, drafter, top_k, batch)
     with contextlib.suppress(OSError):  # a cache that cannot be written is measured again
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps({"about": about, "costs": asdict(costs)}, indent=1) + "\n")
+        content = {"about": about, "costs": {key: asdict(each) for key, each in costs.items()}}
+        write_text(path, json.dumps(content, indent=1) + "\n")
     return costs
 
 
 @torch.inference_mode()
 def measure(
     target: TargetModel, drafter: Callable[[TreeShape], Drafter], top_k: int, batch: int
-) -> StepCosts:
+) -> dict[int, StepCosts]:
     """Time all parts, sizes in turn so that a slow moment hits them alike; medians."""
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(target.vocab_size, (batch, _CONTEXT), generator=generator).tolist()
-    limits = Limits(max_new_tokens=10**6, stop_ids=())
-    exact = make_acceptor("exact")
-    loops = []
-    for nodes in _SIZES:
-        loop = DecodingLoop(target, _Fixed(nodes), exact, limits)
-        loop.prefill(prompts, 0, reserve=nodes)
-        loops.append(loop)
-    seconds: list[list[float]] = [[] for _ in _SIZES]
-    for turn in range(_TIMES + 1):
-        for loop, mine in zip(loops, seconds, strict=True):
+    return {context: _measure(target, drafter, top_k, batch, context) for context in _CONTEXTS}
+
+
+def _measure(
+    target: TargetModel,
+    drafter: Callable[[TreeShape], Drafter],
+    top_k: int,
+    batch: int,
+    context: int,
+) -> StepCosts:
+    prompts = [[1 + row % 7, 2, 3, 4] for row in range(batch)]
+    times = _TIMES if batch <= _FEW_ROWS else _FEW_TIMES
+    fixed = _Fixed(1)
+    loop = DecodingLoop(target, fixed, make_acceptor("exact"), Limits(10**6, ()))
+    loop.prefill(prompts, 0, reserve=_SIZES[-1])
+    loop.cache.pretend(context)
+    sizes = list(_SIZES)
+    seconds: dict[int, list[float]] = {nodes: [] for nodes in sizes}
+    for turn in range(times + 1):
+        for nodes in list(sizes):
+            fixed.nodes = nodes
             _, took = timed(loop.step, target.head_device)
             if turn:
-                mine.append(took)
-    level, start = _draft_seconds(target, drafter, top_k, prompts)
-    return StepCosts(_SIZES, tuple(map(statistics.median, seconds)), level, start)
+                seconds[nodes].append(took)
+            elif nodes == 1:
+                _, least = timed(loop.step, target.head_device)
+            elif took > _DEAR * least and nodes > 2:
+                sizes = [size for size in sizes if size <= nodes]
+                break
+    verify = tuple(statistics.median(seconds[nodes]) for nodes in sizes)
+    level, start = _draft_seconds(target, drafter, top_k, prompts, context, times)
+    return StepCosts(tuple(sizes), verify, level, start)
 
 
 def _draft_seconds(
@@ -128,28 +210,30 @@ def _draft_seconds(
     drafter: Callable[[TreeShape], Drafter],
     top_k: int,
     prompts: list[list[int]],
+    context: int,
+    times: int,
 ) -> tuple[float, float]:
     """Of one draft level, and of a step's start."""
-    batch, deep = len(prompts), 4
-    cache = target.new_cache(batch, _CONTEXT + 8)
+    batch, deep, lengths = len(prompts), 4, [len(prompt) for prompt in prompts]
     tokens = torch.tensor(prompts, device=target.device)
-    out = target.prefill(cache, tokens, [_CONTEXT] * batch)
+    out = target.prefill(target.new_cache(batch, max(lengths)), tokens, lengths)
     roots = out.logits.argmax(-1)
     made = [drafter(TreeShape(60, depth, top_k)) for depth in (0, deep)]
-    prompt = DraftPrompt(tokens, [_CONTEXT] * batch, out.features, roots)
+    prompt = DraftPrompt(tokens, lengths, out.features, roots)
     for each in made:
         each.start(prompt)
+        each.pretend(context)
     path = torch.tensor([[0, 1, 2]], device=roots.device).expand(batch, -1)
     seen = Observation(
         path, [3] * batch, roots[:, None].expand(-1, 3), roots, out.features[:, :3].contiguous()
     )
     shallow, deeper, taken = [], [], []
-    for turn in range(_TIMES + 1):
-        times = [timed(each.propose, target.head_device)[1] for each in made]
+    for turn in range(times + 1):
+        spent = [timed(each.propose, target.head_device)[1] for each in made]
         taking = [timed(partial(each.observe, seen), target.head_device)[1] for each in made]
         if turn:
-            shallow.append(times[0])
-            deeper.append(times[1])
+            shallow.append(spent[0])
+            deeper.append(spent[1])
             taken += taking
     first = statistics.median(shallow)
     level = (statistics.median(deeper) - first) / deep

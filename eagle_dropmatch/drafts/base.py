@@ -117,6 +117,10 @@ class Drafter(ABC):
     def select(self, rows: Tensor) -> None:
         """Keep only these rows of the batch, in this order."""
 
+    def pretend(self, context: int) -> None:
+        """For timing: go on as if so many tokens a row had been read."""
+        return
+
     @abstractmethod
     def join(self, seats: Sequence[int], guests: Self) -> None:
         """Go on with another drafter's rows, at these places of the batch (see ``put_rows``).

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from eagle_dropmatch.step_costs import StepCosts
+from eagle_dropmatch.step_costs import CostTable
 
 _EDGES = (-6.0, -5.0, -4.0, -3.2, -2.6, -2.1, -1.7, -1.35, -1.05, -0.8, -0.6, -0.42, -0.27, -0.15)
 _PRIOR = 6.0  # nodes that the prior of a cell counts for
@@ -64,16 +64,20 @@ class TreeBudget:
         most_nodes: of a tree; never more than these.
     """
 
-    def __init__(self, costs: StepCosts, most_nodes: int = 64) -> None:
+    def __init__(self, costs: CostTable, most_nodes: int = 64) -> None:
         self.costs, self.most_nodes = costs, most_nodes
         self.calibration = Calibration()
-        verify = costs.seconds(most_nodes)
-        self._verify = torch.tensor(verify, dtype=torch.float64)
-        self._node = max((verify[-1] - verify[0]) / (most_nodes - 1), 1e-9)
-        self.plain_rate = 1.0 / verify[0]
-        self._rate = self.plain_rate  # tokens a second and row that drafting reaches
-        self._gain, self._spent, self._trial = 0.0, 0.0, 0
+        self._speedup = 1.0  # over plain decoding, that drafting reaches
+        self._plain, self._spent, self._trial = 0.0, 0.0, 0
         self._resting, self._pause = 0, _REST
+        self.begin(1, 0)
+
+    def begin(self, rows: int, context: int) -> None:
+        """A step of so many rows behind so many tokens comes next."""
+        self._prices = prices = self.costs.at(rows, context, self.most_nodes)
+        first, last = prices.verify[0].item(), prices.verify[-1].item()
+        self._one = first  # seconds of a step of plain decoding
+        self._node = max((last - first) / max(self.most_nodes - 1, 1), 1e-9)
 
     @property
     def resting(self) -> bool:
@@ -89,19 +93,20 @@ class TreeBudget:
         chance = self.calibration.chance(beam)
         onward = chance * self._onward
         rows = beam.shape[0]
-        worth = (onward - self._rate * self._node).clamp(min=0).sum() / rows
-        return bool(worth > self._rate * self.costs.level)
+        rate = self._speedup / self._one
+        worth = (onward - rate * self._node).clamp(min=0).sum() / rows
+        return bool(worth > rate * self._prices.level)
 
     def choose(self, scores: Tensor, levels: int) -> int:
         """Nodes of the trees, root included, from the sorted candidates' scores [B, C]."""
         most = min(self.most_nodes - 1, scores.shape[1])
         chance = self.calibration.chance(scores[:, :most]).mean(0).double()
         tokens = 1 + torch.cat((chance.new_zeros(1), chance.cumsum(0)))
-        drafting = self.costs.start + levels * self.costs.level
-        seconds = drafting + self._verify[: most + 1]
-        rate = tokens / seconds
-        best = int(rate.argmax())
-        self._rate += 0.1 * (float(rate[best]) - self._rate)
+        drafting = self._prices.start + levels * self._prices.level
+        seconds = drafting + self._prices.verify[: most + 1]
+        speedup = tokens / seconds * self._one
+        best = int(speedup.argmax())
+        self._speedup += 0.1 * (float(speedup[best]) - self._speedup)
         self._planned = float(seconds[best])
         return best + 1
 
@@ -121,15 +126,16 @@ class TreeBudget:
         live = torch.tensor([count > 0 for count in counts], device=scores.device)
         mine = drafted & live[:, None]
         self.calibration.learn(scores[mine].float().cpu(), on_path[mine].cpu())
-        self._gain += sum(going) / len(going)
+        # What plain decoding would have taken for these tokens, and what the steps took.
+        self._plain += sum(going) / len(going) * self._one
         self._spent += self._planned
         self._trial += 1
         if self._trial >= _TRIAL:
-            if self._gain / self._spent < self.plain_rate:
+            if self._plain < self._spent:
                 self._resting, self._pause = self._pause, min(2 * self._pause, _LONGEST)
             else:
                 self._pause = _REST
-            self._gain, self._spent, self._trial = 0.0, 0.0, 0
+            self._plain, self._spent, self._trial = 0.0, 0.0, 0
 
     def rested(self) -> None:
         """A step without drafts is over."""

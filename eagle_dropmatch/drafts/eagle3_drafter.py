@@ -116,7 +116,12 @@ class Eagle3Drafter(Drafter):
         self._feature = put_rows(self._feature, seats, guests._feature)
         self._head_input = put_rows(self._head_input, seats, guests._head_input)
 
+    def pretend(self, context: int) -> None:
+        self._cache.pretend(context)
+
     def propose(self) -> DraftTree:
+        if self.budget is not None:
+            self.budget.begin(self._cache.batch, self._cache.max_length)
         if self.budget is not None and self.budget.resting:
             self._tree = None
             return DraftTree.root_only(self._roots)

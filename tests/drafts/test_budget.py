@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from eagle_dropmatch.acceptors import make_acceptor
 from eagle_dropmatch.drafts.base import DraftPrompt, Observation, TreeShape
 from eagle_dropmatch.drafts.budget import Calibration, TreeBudget
 from eagle_dropmatch.drafts.eagle3_drafter import Eagle3Drafter
-from eagle_dropmatch.step_costs import StepCosts, step_costs
+from eagle_dropmatch.step_costs import CostTable, StepCosts, batches_up_to, step_costs
 from eagle_dropmatch.tree import DraftTree
 
-COSTS = StepCosts((1, 4, 8, 32), (10.0, 11.0, 12.0, 24.0), level=1.0, start=2.0)
+STEPS = StepCosts((1, 4, 8, 32), (10.0, 11.0, 12.0, 24.0), level=1.0, start=2.0)
+COSTS = CostTable({(1, 256): STEPS})
 
 
 def scores_of(*chances: float) -> Tensor:
@@ -30,10 +32,10 @@ def scores_of(*chances: float) -> Tensor:
 
 
 def test_costs_are_linear_between_what_was_timed_and_never_fall() -> None:
-    assert COSTS.seconds(9) == pytest.approx(
+    assert STEPS.seconds(9) == pytest.approx(
         [10, 10 + 1 / 3, 10 + 2 / 3, 11, 11.25, 11.5, 11.75, 12, 12.5]
     )
-    assert COSTS.seconds(40)[-1] == pytest.approx(24 + 8 * 0.5)
+    assert STEPS.seconds(40)[-1] == pytest.approx(24 + 8 * 0.5)
     noisy = StepCosts((1, 2, 4), (5.0, 4.0, 4.5), 1.0, 1.0)
     assert noisy.seconds(4) == pytest.approx([5, 5, 5, 5])
 
@@ -79,7 +81,7 @@ def test_the_chosen_tree_commits_most_tokens_a_second(
 ) -> None:
     times = np.cumsum([10.0, *slopes])
     costs = StepCosts((1, 4, 8, 32), tuple(times), level=1.0, start=2.0)
-    budget = TreeBudget(costs, most_nodes=16)
+    budget = TreeBudget(CostTable({(1, 256): costs}), most_nodes=16)
     scores = scores_of(*sorted(chances, reverse=True))
     count = budget.choose(scores, levels)
     expected = budget.calibration.chance(scores)[0].tolist()
@@ -96,7 +98,7 @@ def test_a_sure_beam_is_followed_and_a_hopeless_one_is_not() -> None:
     budget = TreeBudget(COSTS)
     assert budget.deepen(1, scores_of(0.95, 0.02))
     assert not budget.deepen(1, scores_of(0.02, 0.01))
-    dear = TreeBudget(StepCosts(COSTS.nodes, COSTS.verify, level=50.0, start=2.0))
+    dear = TreeBudget(CostTable({(1, 256): replace(STEPS, level=50.0)}))
     assert not dear.deepen(1, scores_of(0.95, 0.02))
 
 
@@ -284,7 +286,7 @@ def test_a_lossy_rules_budget_begins_afresh_and_an_exact_one_goes_on(
 ) -> None:
     target = rig.tiny_target()
     decoder = rig.decoder(target, rig.eagle3(rig.tiny_draft(target)), (24, 4, 4))
-    monkeypatch.setattr("eagle_dropmatch.decoder.step_costs", lambda *_, say: COSTS)
+    monkeypatch.setattr("eagle_dropmatch.decoder.step_costs", lambda *_, say: {256: STEPS})
     exact, naive = make_acceptor("exact"), make_acceptor("naive", p_drop=0.3)
     assert decoder._budget(1, exact) is decoder._budget(1, exact)
     assert decoder._budget(2, exact) is not decoder._budget(1, exact)
@@ -307,10 +309,12 @@ def test_costs_are_timed_once_and_read_again(
     drafter = rig.eagle3(rig.tiny_draft(target))
     said: list[str] = []
     first = step_costs(target, drafter, 4, 1, say=said.append)
-    assert first.nodes[0] == 1
-    assert min(first.verify) > 0
-    assert first.level > 0
-    assert first.start > 0
+    assert len(first) == 2
+    for each in first.values():
+        assert each.nodes[0] == 1
+        assert min(each.verify) > 0
+        assert each.level > 0
+        assert each.start > 0
     assert step_costs(target, drafter, 4, 1, say=said.append) == first
     assert len(said) == 1
     (path,) = (tmp_path / "step-costs").iterdir()
@@ -321,3 +325,54 @@ def test_costs_are_timed_once_and_read_again(
     path.write_text("{")
     step_costs(target, drafter, 4, 1, say=said.append)
     assert len(said) == 3
+
+
+def steps(one: float, slope: float, level: float = 1.0) -> StepCosts:
+    return StepCosts((1, 3), (one, one + 2 * slope), level, start=2.0)
+
+
+def test_prices_are_linear_in_rows_and_context_and_go_on_with_the_context() -> None:
+    table = CostTable(
+        {
+            (1, 256): steps(10, 1),
+            (1, 1280): steps(14, 1, level=3.0),
+            (4, 256): steps(16, 4),
+            (4, 1280): steps(40, 4, level=3.0),
+        }
+    )
+    assert table.at(1, 256, 3).verify.tolist() == pytest.approx([10, 11, 12])
+    assert table.at(1, 0, 3).verify.tolist() == pytest.approx([10, 11, 12])
+    assert table.at(2, 256, 3).verify.tolist() == pytest.approx([12, 14, 16])
+    assert table.at(9, 256, 3).verify.tolist() == pytest.approx([16, 20, 24])
+    middle = table.at(4, 768, 3)
+    assert middle.verify.tolist() == pytest.approx([28, 32, 36])
+    assert (middle.level, middle.start) == pytest.approx((2.0, 2.0))
+    assert table.at(1, 2304, 3).verify.tolist() == pytest.approx([18, 19, 20])
+    # Contexts of one grain share their prices.
+    assert table.at(1, 300, 3) is table.at(1, 383, 3)
+
+
+def test_batches_are_timed_at_powers_of_two() -> None:
+    assert batches_up_to(1) == [1]
+    assert batches_up_to(2) == [1, 2]
+    assert batches_up_to(5) == [1, 2, 4, 8]
+    assert batches_up_to(16) == [1, 2, 4, 8, 16]
+
+
+def test_a_full_batch_or_a_long_context_makes_trees_smaller() -> None:
+    table = CostTable(
+        {
+            (1, 256): steps(10, 0.2, level=0.1),
+            (1, 1280): steps(12, 2, level=0.1),
+            (8, 256): steps(12, 3, level=0.1),
+            (8, 1280): steps(30, 9, level=0.1),
+        }
+    )
+    scores = scores_of(0.6, 0.5, 0.3, 0.2, 0.1, 0.05)
+    chosen = {}
+    for rows, context in ((1, 256), (1, 1280), (8, 256), (8, 1280)):
+        budget = TreeBudget(table, 16)
+        budget.begin(rows, context)
+        chosen[rows, context] = budget.choose(scores, 1)
+    assert chosen[1, 256] > chosen[1, 1280] >= chosen[8, 1280]
+    assert chosen[1, 256] > chosen[8, 256] >= chosen[8, 1280]

@@ -161,6 +161,9 @@ def test_a_resting_draft_reads_up_before_others_join(
         def resting(self) -> bool:
             return self.at % 5 in (1, 2, 3)
 
+        def begin(self, *_: Any) -> None:
+            pass
+
         def rested(self) -> None:
             self.at += 1
 
