@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from eagle_dropmatch.answer_queue import QueuedAnswer
 from eagle_dropmatch.drafts.base import TreeShape
 from eagle_dropmatch.evals.arms import ArmSpec, Turn
 from eagle_dropmatch.evals.base import Question
@@ -73,6 +74,28 @@ def make_row(ids: Sequence[int], prompt: int, step: int, *, relaxed: int = 0) ->
 
 
 @dataclass
+class FakeQueue:
+    """Answers in another order than they were asked for, several of them waiting."""
+
+    arm: FakeArm
+    seats: int
+    max_new_tokens: int
+    waiting: list[Any] = field(default_factory=list)
+
+    def submit(self, prompt_ids, *, seed, tag):
+        self.waiting.append((prompt_ids, seed, tag))
+
+    def __iter__(self):
+        while self.waiting:
+            seated = self.waiting[: self.seats]
+            asked = min(seated, key=lambda each: len(each[0]))
+            self.waiting.remove(asked)
+            prompt, seed, tag = asked
+            turn = self.arm.answer(prompt, max_new_tokens=self.max_new_tokens, seed=seed)
+            yield tag, turn._replace(latency=2 * turn.wall_seconds)
+
+
+@dataclass
 class FakeArm:
     """An arm of known speed: every token takes ``seconds``."""
 
@@ -83,6 +106,7 @@ class FakeArm:
     prompts: list[list[int]] = field(default_factory=list)
     suffix: str = ""
     kill_after: int | None = None
+    queues: list[int] = field(default_factory=list)
 
     def answer(self, prompt_ids, *, max_new_tokens, seed):
         if self.kill_after is not None and len(self.log) >= self.kill_after:
@@ -94,6 +118,10 @@ class FakeArm:
             ids = [*ids[:-1], *(ord(c) + 10 for c in self.suffix), EOS]
         row = make_row(ids, len(prompt_ids), self.step)
         return Turn(ids, self.seconds * len(ids), row, 0.001, self.seconds * len(ids) - 0.001)
+
+    def queue(self, batch_size, *, max_new_tokens):
+        self.queues.append(batch_size)
+        return FakeQueue(self, batch_size, max_new_tokens)
 
 
 def spec(name: str, *, group: str | None = None, lossy: bool = False, seed: int | None = None):
@@ -143,6 +171,36 @@ class FakeModel:
         return torch.cat([ids, torch.tensor([new])], dim=1)
 
 
+@dataclass
+class FakeAnswers:
+    """The decoder's queue: one answer after the other."""
+
+    decoder: FakeDecoder
+    seats: int
+    max_new_tokens: int
+    draft: bool
+    waiting: list[Any] = field(default_factory=list)
+
+    def submit(self, prompt_ids, *, seed, tag):
+        self.waiting.append((prompt_ids, seed, tag))
+
+    def __iter__(self):
+        while self.waiting:
+            prompt, seed, tag = self.waiting.pop(0)
+            out = self.decoder.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=self.max_new_tokens,
+                eos_token_id=EOS,
+                repetition_penalty=1.0,
+                return_dict_in_generate=True,
+                seed=seed,
+                draft=self.draft,
+            )
+            (row,) = out.stats.rows
+            ids = out.sequences[0, len(prompt) : len(prompt) + row.output_tokens].tolist()
+            yield QueuedAnswer(tag, ids, row, 0.001, 0.01 * len(ids), 0.05 * len(ids))
+
+
 class FakeDecoder:
     """The decoder's interface: steps of one token without drafts, of three with them."""
 
@@ -154,6 +212,9 @@ class FakeDecoder:
         self.acceptor: Any = None
         self.calls: list[tuple[Any, bool, int]] = []
         self.interrupt_at: int | None = None
+
+    def queue(self, batch_size, *, max_new_tokens, eos_token_id, repetition_penalty, draft):
+        return FakeAnswers(self, batch_size, max_new_tokens, draft)
 
     def generate(
         self,

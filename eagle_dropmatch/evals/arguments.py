@@ -230,6 +230,15 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
+        "--batch-size",
+        type=cli.integer(1),
+        default=1,
+        metavar="B",
+        help="conversations that are answered at the same time; above 1 the arms are our own, a "
+        "waiting turn takes the seat of an answer that ends, and seconds are shares of the batch's "
+        "(default 1)",
+    )
+    group.add_argument(
         "--repeats",
         type=cli.integer(1),
         default=1,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -59,6 +59,9 @@ class Turn(NamedTuple):
     prefill_seconds: float | None
     """None where the arm cannot tell its phases apart (transformers' generate)."""
     decode_seconds: float | None
+    latency: float | None = None
+    """In a batch: seconds from the reading of the prompt to the end. Then all other times are
+    shares of the batch's."""
 
 
 class Arm(Protocol):
@@ -67,6 +70,22 @@ class Arm(Protocol):
 
     def answer(self, prompt_ids: Sequence[int], *, max_new_tokens: int, seed: int) -> Turn:
         """Answer one prompt. ``seed`` belongs to this question and turn, not to the arm."""
+        ...
+
+
+class BatchArm(Arm, Protocol):
+    """An arm that can answer several prompts at the same time."""
+
+    def queue(self, batch_size: int, *, max_new_tokens: int) -> TurnQueue: ...
+
+
+class TurnQueue(Protocol):
+    """Prompts in, turns out as they end, whatever their order."""
+
+    def submit(self, prompt_ids: Sequence[int], *, seed: int, tag: Any) -> None: ...
+
+    def __iter__(self) -> Iterator[tuple[Any, Turn]]:
+        """Tags and turns; prompts may be submitted all the while."""
         ...
 
 
@@ -147,13 +166,10 @@ class DecoderArm:
     sampling: Mapping[str, Any]
     """Settings of generate beyond greedy decoding."""
 
-    def answer(self, prompt_ids: Sequence[int], *, max_new_tokens: int, seed: int) -> Turn:
-        import torch
-
+    def _settings(self, max_new_tokens: int) -> dict[str, Any]:
+        """Set the decoder up for this arm; what its calls are given."""
         from ..drafts.base import ADAPTIVE_TREE, TreeShape
 
-        device = self.decoder.target.model.device
-        ids = torch.tensor([list(prompt_ids)], dtype=torch.long, device=device)
         # Also without drafts: the rule that the arm before left there may have work to do on the
         # prompt, and a baseline must not be charged for it.
         self.decoder.acceptor = self.acceptor
@@ -165,29 +181,61 @@ class DecoderArm:
         if self.spec.control:
             sampling |= {"do_sample": True, "truncation": self.acceptor}
             sampling.setdefault("temperature", 1.0)
+        return {
+            "max_new_tokens": max_new_tokens,
+            "eos_token_id": list(self.stop_ids),
+            "repetition_penalty": 1.0,
+            "draft": self.spec.acceptance != NO_DRAFTING,
+            **sampling,
+        }
+
+    def answer(self, prompt_ids: Sequence[int], *, max_new_tokens: int, seed: int) -> Turn:
+        import torch
+
+        device = self.decoder.target.model.device
+        ids = torch.tensor([list(prompt_ids)], dtype=torch.long, device=device)
+        settings = self._settings(max_new_tokens)
         output, wall = timed(
-            lambda: self.decoder.generate(
-                ids,
-                max_new_tokens=max_new_tokens,
-                eos_token_id=list(self.stop_ids),
-                repetition_penalty=1.0,
-                return_dict_in_generate=True,
-                seed=seed,
-                draft=self.spec.acceptance != NO_DRAFTING,
-                **sampling,
-            ),
+            lambda: self.decoder.generate(ids, return_dict_in_generate=True, seed=seed, **settings),
             device,
         )
         stats: GenerationStats = output.stats
         (row,) = stats.rows
-        new_ids = output.sequences[0, len(prompt_ids) :].tolist()
+        kept = self._cut(output.sequences[0, len(prompt_ids) :].tolist(), row, max_new_tokens)
+        return Turn(kept, wall, row, stats.prefill_seconds, stats.decode_seconds)
+
+    def queue(self, batch_size: int, *, max_new_tokens: int) -> TurnQueue:
+        """Answer at most so many prompts at the same time. One queue at a time: arms share a
+        decoder."""
+        return _DecoderQueue(
+            self, self.decoder.queue(batch_size, **self._settings(max_new_tokens)), max_new_tokens
+        )
+
+    def _cut(self, new_ids: Sequence[int], row: RowStats, max_new_tokens: int) -> list[int]:
         kept = cut(new_ids, self.stop_ids, max_new_tokens)
         if row.output_tokens != len(kept):
             raise RuntimeError(
                 f"arm {self.spec.name}: the record counts {row.output_tokens} tokens, "
                 f"the output holds {len(kept)} up to its first stop token"
             )
-        return Turn(kept, wall, row, stats.prefill_seconds, stats.decode_seconds)
+        return kept
+
+
+@dataclass(frozen=True)
+class _DecoderQueue:
+    arm: DecoderArm
+    queue: Any
+    """An :class:`~eagle_dropmatch.answer_queue.AnswerQueue`."""
+    max_new_tokens: int
+
+    def submit(self, prompt_ids: Sequence[int], *, seed: int, tag: Any) -> None:
+        self.queue.submit(prompt_ids, seed=seed, tag=tag)
+
+    def __iter__(self) -> Iterator[tuple[Any, Turn]]:
+        for each in self.queue:
+            kept = self.arm._cut(each.tokens, each.stats, self.max_new_tokens)
+            seconds = each.prefill_seconds, each.decode_seconds
+            yield each.tag, Turn(kept, sum(seconds), each.stats, *seconds, each.latency)
 
 
 @dataclass(frozen=True)

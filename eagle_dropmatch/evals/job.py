@@ -82,7 +82,7 @@ def evaluate(
         decoder = (load or load_decoder)(options)
         fit_tree(decoder, options)
         if decoder.adaptive:
-            decoder.time_steps(say=_say)
+            decoder.time_steps(options.batch_size, say=_say)
         description = {
             "benchmark_questions": len(everything),
             "turns": sum(len(question.turns) for question in questions),
@@ -214,6 +214,7 @@ def _measure(
         max_new_tokens=options.max_new_tokens,
         model_id=str(resolved["target"]["name"]),
         chat=chat,
+        batch_size=options.batch_size,
         repeats=options.repeats,
         warmup=options.warmup,
     )

@@ -60,6 +60,7 @@ class EvalOptions:
     limit: int | None
     begin: int | None
     end: int | None
+    batch_size: int
     repeats: int
     warmup: int
     output_dir: Path | None
@@ -93,6 +94,8 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
     if len(set(acceptors)) != len(acceptors):
         raise UserError(f"--acceptor {' '.join(acceptors)}: the same rule twice")
     arms, notes = _arms(args.arms, [rule for rule in acceptors if rule != EXACT])
+    if args.batch_size > 1:
+        arms = _batched(arms, args)
     return EvalOptions(
         target=args.target,
         draft=args.draft,
@@ -118,12 +121,24 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         limit=getattr(args, "limit", sample),
         begin=begin,
         end=end,
+        batch_size=args.batch_size,
         repeats=args.repeats,
         warmup=args.warmup,
         output_dir=args.output_dir,
         overwrite=args.overwrite,
         notes=notes,
     )
+
+
+def _batched(arms: tuple[str, ...], args: argparse.Namespace) -> tuple[str, ...]:
+    """The arms that answer in batches: those of transformers do not."""
+    theirs = [arm for arm in (HF, LOOKUP) if arm in (args.arms or ())]
+    if theirs:
+        raise UserError(
+            f"--batch-size {args.batch_size}: {' and '.join(theirs)} of --arms answer one prompt "
+            "at a time; leave them out"
+        )
+    return tuple(arm for arm in arms if arm != HF)
 
 
 def _tree(args: argparse.Namespace) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def run_arguments(
         "fuse": options.fuse,
         # Only where it is on: a run that began before the option was there can go on.
         **({"compile": True} if options.compile else {}),
+        **({"batch_size": options.batch_size} if options.batch_size > 1 else {}),
         "tree": {
             "shape": "chain" if options.chain else "tree",
             "total_token": options.total_token,
@@ -101,8 +102,8 @@ def header_lines(header: Mapping[str, Any], groups: Mapping[str, str]) -> list[s
         f"{arguments['benchmark']}: {len(ids)} of {header['benchmark_questions']} questions"
         f"{listed}, {header['turns']} turns, at most {arguments['max_new_tokens']} new tokens "
         "a turn",
-        f"{_sampling(arguments['sampling'])}, batch 1, PyTorch loop, all arms in one process and "
-        "in turn, "
+        f"{_sampling(arguments['sampling'])}, batch {arguments.get('batch_size', 1)}, PyTorch "
+        "loop, all arms in one process and in turn, "
         f"{arguments['warmup']} untimed answer(s) each before",
         f"target {resolved['target']['name']}; draft {resolved['draft']['name']}",
         f"{resolved['dtype']} on {resolved['device']}, {resolved['threads']} threads, attention "

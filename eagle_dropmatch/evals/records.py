@@ -6,6 +6,8 @@ answer without a break, as Spec-Bench has them; ``decoding_steps`` says how many
 turn. ``new_tokens`` counts what the steps committed, so that new_tokens / (idxs + 1) is tau;
 ``output_tokens`` counts the prefill's token as well and is the number of ids in the answer.
 ``log_probability`` (nats) and ``strays`` (place, probability, rank) are the target's view of it.
+In a batch the times of an answer are its shares of the batch's, which add up to it; ``latency`` is
+what the user waited, from the reading of the prompt to the answer's end.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class QuestionResult:
     """Of all turns' answers to the target, in nats."""
     strays: tuple[tuple[float, int], ...]
     """(probability, rank) of every token that was not the target's argmax."""
+    latencies: tuple[float, ...] = ()
+    """Of each turn, in a batch; seconds."""
 
     @property
     def output_tokens(self) -> int:
@@ -90,6 +94,7 @@ def _choice_record(spec: ArmSpec, index: int, choice: Choice) -> dict[str, Any]:
         "prompt_tokens": [row.prompt_tokens for row in rows],
         "prefill_time": [turn.prefill_seconds for turn in turns],
         "decode_time": [turn.decode_seconds for turn in turns],
+        **_latency(turns),
         "draft_nodes": [n for row in rows for n in row.draft_nodes],
         "acceptance_histogram": acceptance_histogram(n for row in rows for n in row.accept_lengths),
         "strict_accept_lengths": [n for row in rows for n in row.strict_accept_lengths],
@@ -100,6 +105,12 @@ def _choice_record(spec: ArmSpec, index: int, choice: Choice) -> dict[str, Any]:
         "log_probability": [quality.log_probability for quality in choice.qualities],
         "strays": [[list(stray) for stray in quality.strays] for quality in choice.qualities],
     }
+
+
+def _latency(turns: Sequence[Turn]) -> dict[str, list[float]]:
+    """At a batch size above 1, where times are shares of the batch's."""
+    each = [turn.latency for turn in turns if turn.latency is not None]
+    return {"latency": each} if each else {}
 
 
 def read_record(record: Mapping[str, Any]) -> QuestionResult:
@@ -116,6 +127,7 @@ def read_record(record: Mapping[str, Any]) -> QuestionResult:
         repeats_wall_seconds=walls,
         log_probability=sum(choices[0]["log_probability"]),
         strays=tuple((p, rank) for turn in choices[0]["strays"] for _, p, rank in turn),
+        latencies=tuple(choices[0].get("latency", ())),
     )
 
 

@@ -43,6 +43,8 @@ class Row:
     log_probability: Estimate
     """The target's mean log-probability of an answer's token, in nats."""
     histogram: tuple[int, ...]
+    latency: tuple[float, float] | None
+    """In batches: seconds from the reading of a prompt to its answer's end, median and 90%."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ def _row(spec: ArmSpec, pools: Mapping[str, Pool], baselines: Sequence[str]) -> 
         repeat_speeds=(min(repeats, default=math.nan), max(repeats, default=math.nan)),
         log_probability=ratio(_log_probabilities(pool), tokens),
         histogram=tuple(stats.histogram),
+        latency=_latency([seconds for result in results for seconds in result.latencies]),
     )
 
 
@@ -268,6 +271,13 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:
         return (values[0],) * 3
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, middle, high
+
+
+def _latency(seconds: Sequence[float]) -> tuple[float, float] | None:
+    if len(seconds) < 2:
+        return (seconds[0],) * 2 if seconds else None
+    tenths = statistics.quantiles(seconds, n=10, method="inclusive")
+    return statistics.median(seconds), tenths[-1]
 
 
 def _log_probabilities(pool: Pool) -> list[float]:

@@ -95,6 +95,17 @@ def notes(summary: Summary) -> list[str]:
         "tok/s is all output tokens / all seconds, prefill included; decode tok/s leaves the "
         f"prefill out. Mean of the questions' own tokens/s: {speeds}."
     )
+    waits = ", ".join(
+        f"{row.group} {_number(row.latency[0])} ({_number(row.latency[1])})"
+        for row in summary.rows
+        if row.latency is not None
+    )
+    if waits:
+        lines.append(
+            "Answers were written in a batch, and an answer's seconds are its shares of the "
+            "batch's. Seconds from the reading of a prompt to its answer's end, in the median (and "
+            f"at most for 90%): {waits}."
+        )
     if any(row.repeat_speeds[0] != row.repeat_speeds[1] for row in summary.rows):
         spread = ", ".join(
             f"{row.group} {_number(row.repeat_speeds[0], 1)}-{_number(row.repeat_speeds[1], 1)}"

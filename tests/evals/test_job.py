@@ -274,7 +274,8 @@ def test_models_that_cannot_be_fetched_are_one_line(monkeypatch):
 def test_steps_are_timed_before_the_first_answer_where_trees_choose_their_size(
     place, capsys, monkeypatch, adaptive
 ):
-    def timed(self, say):
+    def timed(self, batch, *, say):
+        assert batch == 1
         assert not list((place / "runs").rglob("answers-*"))
         say("timing steps")
 
@@ -286,3 +287,13 @@ def test_steps_are_timed_before_the_first_answer_where_trees_choose_their_size(
     out, err = capsys.readouterr()
     assert ("timing steps" in err) is adaptive
     assert ("trees: of a size chosen at each step" in " ".join(out.split())) is adaptive
+
+
+def test_a_batch_leaves_transformers_arm_out_and_says_what_its_times_are(place, capsys):
+    assert evaluate("--batch-size", "3", decoder=FakeDecoder()) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "batch 3" in out
+    assert "transformers' generate" not in out
+    assert "an answer's seconds are its shares of the batch's" in out
+    (record, *_) = answers(only_run(place), "exact")
+    assert record["choices"][0]["latency"]

@@ -228,3 +228,50 @@ def test_stored_results_of_an_arm_that_never_ran_are_empty(tmp_path):
     with RunFolder(tmp_path) as folder:
         folder.open(ARGUMENTS)
         assert stored_results(folder, ["exact"]) == {"exact": {}}
+
+
+def test_in_a_batch_each_conversation_is_the_one_it_is_alone(tmp_path):
+    questions = make_questions(7)
+    alone = go(tmp_path / "a", arms_of()[0], questions)
+    arms, _ = arms_of()
+    together = go(tmp_path / "b", arms, questions, settings(batch_size=3))
+    for name in NAMES:
+        assert set(together[name]) == set(alone[name])
+        for qid, result in alone[name].items():
+            # Two turns each, in their order, with their own history.
+            assert together[name][qid].output_ids == result.output_ids
+            assert together[name][qid].latencies == pytest.approx(
+                [0.02 * len(ids) for ids in result.output_ids]
+            )
+            assert result.latencies == ()
+    assert all(arm.queues == [3] for arm in arms)
+
+
+def test_batches_of_a_block_go_to_one_arm_after_the_other(tmp_path):
+    arms, log = arms_of()
+    go(tmp_path, arms, make_questions(9), settings(batch_size=2))
+    first = ["plain"] * 16 + ["exact"] * 16 + ["naive"] * 16
+    assert log == [*first, "exact", "exact", "naive", "naive", "plain", "plain"]
+
+
+def test_a_killed_batch_keeps_what_had_ended_and_goes_on_with_the_rest(tmp_path):
+    questions = make_questions(6)
+    arms, _ = arms_of()
+    arms[1].kill_after = 12 + 7  # answers of all arms so far
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, arms, questions, settings(batch_size=4))
+    assert 0 < len(lines(tmp_path, "exact")) < 6
+    again, log = arms_of()
+    results = go(tmp_path, again, questions, settings(batch_size=4))
+    assert all(len(results[name]) == 6 for name in NAMES)
+    assert "plain" not in log
+    for name in NAMES:
+        ids = [line["question_id"] for line in lines(tmp_path, name)]
+        assert sorted(ids) == [question.question_id for question in questions]
+
+
+def test_a_batch_is_warmed_up_as_a_batch(tmp_path):
+    arms, log = arms_of(("plain",))
+    go(tmp_path, arms, make_questions(5), settings(batch_size=3, warmup=1))
+    assert arms[0].queues == [3, 3]
+    assert len(log) == 3 + 10
