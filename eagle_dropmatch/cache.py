@@ -166,6 +166,10 @@ class TreeCache(Cache):
         # Split once: the hot path asks for one layer's keys and values at a time.
         self._layers[device] = [(layer[0], layer[1]) for layer in store.unbind()]
 
+    def all_stores(self) -> list[Tensor]:
+        """Everything that is held, a tensor a device."""
+        return list(self._stores.values())
+
     def stores(self, device: torch.device) -> list[Tensor]:
         """Keys and values [B, H_kv, capacity, d] of the device's layers, two for each in turn."""
         return [each for layer in self._layers[device] for each in layer]

@@ -101,8 +101,8 @@ class CompiledBody:
         folded = mask.repeat(1, 1, self._group, 1)
         given = [each.contiguous() for each in (x, cos, sin, folded)]
         slots = cache.slots(tokens.shape[1])
-        hidden, features = self._run(*given, slots, cache.stores(x.device))
-        return hidden, features
+        hidden, *taps = self._run(*given, slots, cache.stores(x.device))
+        return hidden, taps[0] if taps else hidden
 
 
 class CompiledNetwork:
@@ -162,14 +162,14 @@ class _Body(nn.Module):
         mask: Tensor,
         slots: Tensor,
         stores: list[Tensor],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         cache = _Slots(slots, stores, mask.shape[-1])
         passed = [x]
         for layer in self.layers:
             passed.append(layer(passed[-1], attention_mask=mask, cache=cache, turns=(cos, sin)))
         hidden = self.norm(passed[-1])
         if self.taps is None:
-            return hidden, hidden.clone()
+            return (hidden,)
         return hidden, torch.cat([passed[index] for index in self.taps], dim=-1)
 
 

@@ -18,7 +18,13 @@ from eagle_dropmatch.acceptors.base import (
 )
 from eagle_dropmatch.cache import put_rows
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation
-from eagle_dropmatch.sampling import Sampler, Scores, first_argmax, place_uniforms
+from eagle_dropmatch.sampling import (
+    Sampler,
+    Scores,
+    first_argmax,
+    place_uniforms,
+    rows_at_once,
+)
 from eagle_dropmatch.stats import RowStats
 from eagle_dropmatch.target import PrefillOutput, TargetModel, TargetOutput
 from eagle_dropmatch.tree import DraftTree, ancestor_matrix
@@ -255,6 +261,26 @@ class DecodingLoop:
         scores = self._scores(logits, out.last_hidden, keys, before)
         return self.sampler.choose(scores, uniforms[:, 0])
 
+    def _sample(
+        self,
+        logits: Tensor,
+        hidden: Tensor,
+        keys: Sequence[int],
+        steps: Sequence[int],
+        uniforms: Tensor,
+    ) -> Tensor:
+        """What the target's samples say at logits [B, N, V] under uniforms [B, N]: [B, N]."""
+        flat, states, numbers = logits.flatten(0, 1), hidden.flatten(0, 1), uniforms.flatten()
+        if self.truncation is not None:  # plain decoding: a node a row
+            return self.sampler.choose(self._scores(flat, states, keys, steps), numbers)[:, None]
+        # In parts: in float64 all nodes' rows at once would be four times the logits.
+        size = rows_at_once(flat.shape[-1])
+        chosen = [
+            self.sampler.choose(self.sampler.scores(some), those)
+            for some, those in zip(flat.split(size), numbers.split(size), strict=True)
+        ]
+        return torch.cat(chosen).view_as(uniforms)
+
     def _scores(
         self, logits: Tensor, hidden: Tensor, keys: Sequence[int], steps: Sequence[int]
     ) -> Scores:
@@ -281,10 +307,8 @@ class DecodingLoop:
             # The root is the last of the tokens, so a node of depth d says what comes d later.
             places = [len(row.tokens) for row in self.seated]
             uniforms = place_uniforms(keys, places, tree.max_depth + 1, logits.device)
-            choice = self.sampler.choose(
-                self._scores(logits.flatten(0, 1), output.hidden.flatten(0, 1), keys, steps),
-                uniforms.gather(1, tree.depths).flatten(),
-            ).view_as(tree.tokens)
+            uniforms = uniforms.gather(1, tree.depths)
+            choice = self._sample(logits, output.hidden, keys, steps, uniforms)
         return StepContext(
             tree=tree,
             output=output,

@@ -19,6 +19,14 @@ from torch import Tensor
 
 from eagle_dropmatch.errors import UserError
 
+#: Of rows over the vocabulary in float32 or wider, that exist together: 64 MB of float32.
+NUMBERS_AT_ONCE = 2**24
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """How many rows over the vocabulary may exist together in float32 or wider."""
+    return max(1, NUMBERS_AT_ONCE // vocab_size)
+
 
 class Scores(NamedTuple):
     """Scores of the tokens that may be chosen at some positions; all others cannot be."""

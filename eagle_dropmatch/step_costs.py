@@ -116,11 +116,36 @@ def _stretch(known: Sequence[int], value: int) -> tuple[int, int, float]:
 class _Fixed(NoDrafter):
     """Chains of any tokens, so that a step is all but the draft."""
 
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
+    nodes = 1
 
     def propose(self) -> DraftTree:
         return DraftTree.chain(self._roots[:, None].repeat(1, self.nodes))
+
+
+class StepTimer:
+    """Times steps of ``batch`` rows behind ``context`` tokens each, without what a draft does.
+
+    What the tokens are changes no time, so none is read: making one costs the cache's memory.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, target: TargetModel, batch: int, context: int) -> None:
+        self._chains = _Fixed()
+        self._loop = DecodingLoop(
+            target, self._chains, make_acceptor("exact"), Limits(10**6, stop_ids=())
+        )
+        self._loop.prefill(some_prompts(batch), 0, reserve=_SIZES[-1])
+        self._loop.cache.pretend(context)
+
+    def seconds(self, nodes: int) -> float:
+        """Of one step over trees of so many nodes."""
+        self._chains.nodes = nodes
+        return timed(self._loop.step, self._loop.target.head_device)[1]
+
+
+def some_prompts(batch: int) -> list[list[int]]:
+    """Short prompts, for what must begin before it can be timed."""
+    return [[1 + row % 7, 2, 3, 4] for row in range(batch)]
 
 
 def batches_up_to(batch: int) -> list[int]:
@@ -181,27 +206,22 @@ def _measure(
     batch: int,
     context: int,
 ) -> StepCosts:
-    prompts = [[1 + row % 7, 2, 3, 4] for row in range(batch)]
     times = _TIMES if batch <= _FEW_ROWS else _FEW_TIMES
-    fixed = _Fixed(1)
-    loop = DecodingLoop(target, fixed, make_acceptor("exact"), Limits(10**6, ()))
-    loop.prefill(prompts, 0, reserve=_SIZES[-1])
-    loop.cache.pretend(context)
+    timer = StepTimer(target, batch, context)
     sizes = list(_SIZES)
     seconds: dict[int, list[float]] = {nodes: [] for nodes in sizes}
     for turn in range(times + 1):
         for nodes in list(sizes):
-            fixed.nodes = nodes
-            _, took = timed(loop.step, target.head_device)
+            took = timer.seconds(nodes)
             if turn:
                 seconds[nodes].append(took)
             elif nodes == 1:
-                _, least = timed(loop.step, target.head_device)
+                least = timer.seconds(nodes)
             elif took > _DEAR * least and nodes > 2:
                 sizes = [size for size in sizes if size <= nodes]
                 break
     verify = tuple(statistics.median(seconds[nodes]) for nodes in sizes)
-    level, start = _draft_seconds(target, drafter, top_k, prompts, context, times)
+    level, start = _draft_seconds(target, drafter, top_k, batch, context, times)
     return StepCosts(tuple(sizes), verify, level, start)
 
 
@@ -209,12 +229,13 @@ def _draft_seconds(
     target: TargetModel,
     drafter: Callable[[TreeShape], Drafter],
     top_k: int,
-    prompts: list[list[int]],
+    batch: int,
     context: int,
     times: int,
 ) -> tuple[float, float]:
     """Of one draft level, and of a step's start."""
-    batch, deep, lengths = len(prompts), 4, [len(prompt) for prompt in prompts]
+    prompts, deep = some_prompts(batch), 4
+    lengths = [len(prompt) for prompt in prompts]
     tokens = torch.tensor(prompts, device=target.device)
     out = target.prefill(target.new_cache(batch, max(lengths)), tokens, lengths)
     roots = out.logits.argmax(-1)

@@ -182,7 +182,7 @@ class TargetModel:
         """
         batch, size = tokens.shape
         places = torch.arange(size, device=tokens.device)
-        read: list[tuple[Tensor, Tensor]] = []
+        hidden = features = torch.empty(0)
         # In parts: the mask of a long prompt at once would be the square of its length.
         part = max(PREFILL_AT_ONCE // batch, 1)
         for start in range(0, size, part):
@@ -192,17 +192,19 @@ class TargetModel:
             blocked = places[: cache.key_length] > here[:, None]
             mask = torch.zeros(blocked.shape, dtype=self.dtype, device=tokens.device)
             mask.masked_fill_(blocked, torch.finfo(self.dtype).min)
-            read.append(
-                self._forward(
-                    tokens[:, start : start + part],
-                    mask.expand(batch, 1, *mask.shape),
-                    here.expand(batch, -1),
-                    cache,
-                )
+            states, taps = self._forward(
+                tokens[:, start : start + part],
+                mask.expand(batch, 1, *mask.shape),
+                here.expand(batch, -1),
+                cache,
             )
-        hidden, features = read[0]
-        if len(read) > 1:
-            hidden, features = (torch.cat(parts, dim=1) for parts in zip(*read, strict=True))
+            if not start:
+                # Whole at once: joining parts would hold all of them twice.
+                hidden = states.new_empty(batch, size, states.shape[-1])
+                features = hidden if taps is states else taps.new_empty(batch, size, taps.shape[-1])
+            hidden[:, start : start + part] = states
+            if taps is not states:
+                features[:, start : start + part] = taps
         cache.commit(lengths)
         rows = torch.arange(batch, device=hidden.device)
         last = torch.tensor(lengths, device=hidden.device) - 1

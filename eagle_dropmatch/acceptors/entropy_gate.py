@@ -45,8 +45,7 @@ class EntropyGateAcceptor(Acceptor):
         if self.entropy == "full":
             unsure = parents.entropy / math.log(context.logits.shape[-1]) >= self.theta
         else:
-            top = parents.log_probs.topk(min(3, parents.log_probs.shape[-1]), dim=-1).values
-            unsure = torch.special.entr(top.exp()).sum(-1) >= self.theta
+            unsure = torch.special.entr(parents.top_log_probs(3).exp()).sum(-1) >= self.theta
         missed = tree.valid & (tree.parents >= 0) & ~context.exact
         within = ancestor_matrix(tree.parents, tree.valid, tree.max_depth)  # i holds ancestor j
         apart = tree.depths[:, :, None] - tree.depths[:, None]

@@ -59,9 +59,7 @@ def flip_probability(context: StepContext, head: LMHead, rates: Tensor) -> Tenso
     parents: Parents = context.parents
     if not parents.count:
         return rates
-    column = parents.scores.max(dim=-1).indices
-    best = column if parents.ids is None else parents.ids.gather(1, column[:, None])[:, 0]
-    best = parents.to_children(best)
+    best = parents.to_children(parents.likeliest)
     tokens = context.tree.tokens
     rows = _rows(context, head, best) - _rows(context, head, tokens)
     terms = rows[..., :-1] * parents.to_children(parents.hidden).float()

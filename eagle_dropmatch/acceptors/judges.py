@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
@@ -22,9 +23,11 @@ class _Judge(Acceptor):
         parents = context.parents
         if not parents.count:
             return context.exact
-        log_p = Scores(parents.log_probs, parents.ids).over(context.logits.shape[-1])
-        close = self.close(*context.draft, log_p)
-        return context.exact | parents.to_children(close)
+        (log_q, ids), close = context.draft, []
+        for part, scores in parents.parts():
+            log_p = Scores(scores.values - parents.log_z[part, None], scores.ids)
+            close.append(self.close(log_q[part], ids, log_p.over(context.logits.shape[-1])))
+        return context.exact | parents.to_children(torch.cat(close))
 
     @abstractmethod
     def close(self, log_q: Tensor, ids: Tensor, log_p: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class MarsAcceptor(Acceptor):
             return context.exact | (fits & ~preceded(context, fits))
         if not parents.count:
             return context.exact
-        first, second = parents.logits.float().topk(2, dim=-1).values.unbind(-1)
+        first, second = parents.logits.topk(2, dim=-1).values.float().unbind(-1)
         close = (first > 0) & (second > self.theta * first)
         return context.exact | (in_top(context, 2) & parents.to_children(close))
 

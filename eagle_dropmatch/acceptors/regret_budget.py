@@ -39,9 +39,9 @@ class RegretBudgetAcceptor(Acceptor):
         missed = tree.valid & (tree.parents >= 0) & ~context.exact
         if not parents.count:
             return context.exact
-        logits = parents.logits.float()
-        best = parents.to_children(logits.amax(-1))
-        gaps = (best - logits[parents.slot, tree.tokens]).where(missed, 0.0)
+        logits = parents.logits
+        best = parents.to_children(logits.amax(-1).float())
+        gaps = (best - logits[parents.slot, tree.tokens].float()).where(missed, 0.0)
         # The block's end is the deepest level that the tree was grown for.
         deepest = tree.depths.amax(1, keepdim=True) if tree.levels is None else tree.levels
         left = deepest - tree.depths + 1

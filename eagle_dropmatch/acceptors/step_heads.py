@@ -13,7 +13,7 @@ from torch import Tensor
 from eagle_dropmatch.acceptors.base import StepContext
 from eagle_dropmatch.acceptors.few_heads import few_heads
 from eagle_dropmatch.acceptors.heads import NOISES, head_choices, mask_uniforms, normal
-from eagle_dropmatch.sampling import first_argmax, place_uniforms
+from eagle_dropmatch.sampling import first_argmax, place_uniforms, rows_at_once
 
 if TYPE_CHECKING:
     from eagle_dropmatch.acceptors.dropmatch import DropoutRule
@@ -57,8 +57,7 @@ class Heads:
         if self._rule.adapt == "entropy":
             size = self.context.logits.shape[-1]
             return (1 - self.parents.entropy / math.log(size)).clamp(0, 1)
-        top = self.parents.log_probs.topk(min(2, self.parents.log_probs.shape[-1]), dim=-1).values
-        top = top.exp()
+        top = self.parents.top_log_probs(2).exp()
         # One token that may be chosen is as sure as can be.
         return top[:, 0] - top[:, 1:].sum(-1)
 
@@ -91,14 +90,14 @@ class Heads:
             self.noise,
         )
 
-    def logits(self, max_elements: int = 2**24) -> Iterator[tuple[Tensor, slice]]:
+    def logits(self) -> Iterator[tuple[Tensor, slice]]:
         """The heads' logits [m, K, V], penalised, for some of the M nodes after the other.
 
         In parts, so that memory stays bounded: K = 16 at 60 nodes and a vocabulary of 152k are 146M
         numbers.
         """
         heads, size = self.rates.shape[1], self.context.logits.shape[-1]
-        at_once = max(1, max_elements // (heads * size))
+        at_once = max(1, rows_at_once(size) // heads)
         for start in range(0, self.parents.count, at_once):
             part = slice(start, start + at_once)
             logits = self.context.head(self._noisy(part))
@@ -111,10 +110,10 @@ class Heads:
 
     def _disturbed_weights(self) -> Tensor:
         """[M, K]: what the heads say whose weights are disturbed, not their inputs."""
-        top = self.parents.logits.float().topk(min(_SWAG_TOKENS, self.parents.logits.shape[-1]))
+        top = self.parents.logits.topk(min(_SWAG_TOKENS, self.parents.logits.shape[-1]))
         spread = self.parents.hidden.float().square() @ self.context.head.column_variance
         spread = (self.rates / (1 - self.rates)).sqrt() * spread.sqrt()[:, None]
-        shaken = top.values[:, None] + spread[..., None] * normal(
+        shaken = top.values[:, None].float() + spread[..., None] * normal(
             self._numbers(top.values.shape[-1])
         )
         return top.indices.gather(1, self._say(shaken, slice(None)))

@@ -14,6 +14,7 @@ from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation, TreeS
 from eagle_dropmatch.drafts.budget import TreeBudget
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft, grouped_attention
 from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.target import PREFILL_AT_ONCE
 from eagle_dropmatch.tree import BeamLevel, DraftTree, Expansion, grow
 
 
@@ -140,18 +141,31 @@ class Eagle3Drafter(Drafter):
 
     def _extend(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
         """Append slots with true features; keep each row's last output, from which it drafts."""
-        size = tokens.shape[1]
-        starts = self._cache.lengths[:, None]
-        steps = torch.arange(size, device=tokens.device)
-        positions = starts + steps
-        self._cache.open(size)
-        slots = torch.arange(self._cache.key_length, device=tokens.device)
-        seen = slots <= positions[..., None]
-        feature, head_input = self._forward(tokens, self.draft.fuse(features), positions, seen)
-        self._cache.commit(counts)
-        rows = torch.arange(tokens.shape[0], device=tokens.device)
-        last = (torch.tensor(counts, device=tokens.device) - 1).clamp(min=0)
-        self._feature, self._head_input = feature[rows, last], head_input[rows, last]
+        batch, size = tokens.shape
+        # In parts: the mask of a long prompt at once would be the square of its length.
+        part = max(PREFILL_AT_ONCE // batch, 1)
+        rows = torch.arange(batch, device=tokens.device)
+        for start in range(0, size, part):
+            here = tokens[:, start : start + part]
+            mine = [min(max(count - start, 0), here.shape[1]) for count in counts]
+            positions = self._cache.lengths[:, None] + torch.arange(
+                here.shape[1], device=tokens.device
+            )
+            self._cache.open(here.shape[1])
+            slots = torch.arange(self._cache.key_length, device=tokens.device)
+            seen = slots <= positions[..., None]
+            fused = self.draft.fuse(features[:, start : start + part])
+            feature, head_input = self._forward(here, fused, positions, seen)
+            self._cache.commit(mine)
+            last = torch.tensor(mine, device=tokens.device) - 1
+            found = feature[rows, last.clamp(min=0)], head_input[rows, last.clamp(min=0)]
+            if start:  # rows that ended before keep what they had
+                ended = (last < 0)[:, None]
+                found = (
+                    torch.where(ended, self._feature, found[0]),
+                    torch.where(ended, self._head_input, found[1]),
+                )
+            self._feature, self._head_input = found
 
     def _expand(self, level: BeamLevel) -> Expansion:
         """One level of growth: every beam row attends to the context and to its own ancestors."""

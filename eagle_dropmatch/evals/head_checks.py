@@ -247,7 +247,7 @@ class Divergences:
             most, which = votes.max(-1)
             self.votes += most.tolist()
             token = said.gather(1, which[:, None])
-            clean = parents.log_probs[part].gather(1, token)[:, 0]
+            clean = parents.logits[part].float().log_softmax(-1).gather(1, token)[:, 0]
             self.probability += clean.exp().tolist()
 
     @property

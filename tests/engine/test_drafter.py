@@ -220,3 +220,24 @@ def test_shapes_that_make_no_sense_are_one_line(options: dict[str, int], part: s
     with pytest.raises(UserError, match=part) as caught:
         TreeShape(**options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 12])
+@torch.inference_mode()
+def test_a_prompt_read_in_parts_draws_the_trees_of_the_prompt_read_whole(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = rig.tiny_target()
+    draft = rig.tiny_draft(target)
+    prompts = rig.prompts(3, 12, 7)
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(3, 12, draft.config.feature_size, generator=generator)
+    trees = []
+    for size in (1024, at_once):
+        monkeypatch.setattr("eagle_dropmatch.drafts.eagle3_drafter.PREFILL_AT_ONCE", size)
+        made = Eagle3Drafter(draft, SHAPE)
+        tokens = rig.padded(prompts, "right")[0]
+        made.start(DraftPrompt(tokens, [3, 12, 7], features, torch.tensor([5, 6, 7])))
+        trees.append(made.propose())
+    for name in ("tokens", "parents", "scores"):
+        torch.testing.assert_close(*(getattr(tree, name) for tree in trees))

@@ -187,23 +187,6 @@ def test_rates_shrink_with_what_the_target_knows(adapt: str, sampler: Sampler) -
         assert heads.rates[slot].tolist() == pytest.approx(wanted, abs=1e-6)
 
 
-@pytest.mark.parametrize("sampler", [GREEDY, COOL, FEW], ids=["greedy", "cool", "few"])
-@pytest.mark.parametrize("name", ["js", "dropmatch", "majority"])
-def test_chunks_of_memory_change_no_verdict(
-    name: str, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rule, whole = made(name, K=3, p_drop=0.4), Heads.logits
-    steps = [scene.step(rule, sampler) for scene in SCENES]
-    wanted = [rule.accept(step) for step in steps]
-    parts = list(whole(Heads(rule, steps[0]), max_elements=60))
-    together, _ = next(whole(Heads(rule, steps[0])))
-    assert [logits.shape[0] for logits, _ in parts[:-1]] == [2] * (len(parts) - 1)
-    torch.testing.assert_close(torch.cat([logits for logits, _ in parts]), together)
-    monkeypatch.setattr(Heads, "logits", lambda self: whole(self, max_elements=60))
-    for step, each in zip(steps, wanted, strict=True):
-        assert torch.equal(rule.accept(step)[:, 1:], each[:, 1:])
-
-
 def within(share: float, chance: float, count: int, among: int = 1) -> bool:
     """Whether a share is what chance gives; of ``among`` checks one fails once in 10,000."""
     bound = float(stats.norm.isf(1e-4 / 2 / among))
