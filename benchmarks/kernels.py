@@ -57,7 +57,8 @@ def mask(nodes: int, batch: int, vocabulary: int) -> Work:
     lengths = torch.full((batch,), CONTEXT)
 
     def work() -> object:
-        vars(tree).pop("jumps", None)
+        for known in ("jumps", "ancestry", "preference"):
+            vars(tree).pop(known, None)
         return tree_attention(tree, lengths, CONTEXT + nodes, torch.bfloat16), position_ids(
             tree, lengths
         )
@@ -83,7 +84,8 @@ def walk(nodes: int, batch: int, vocabulary: int) -> Work:
     accept = torch.rand(batch, nodes, generator=torch.Generator().manual_seed(1)) < 0.7
 
     def work() -> object:
-        vars(tree).pop("jumps", None)
+        for known in ("jumps", "ancestry", "preference"):
+            vars(tree).pop(known, None)
         return longest_accepted_path(tree, accept)
 
     return work

@@ -47,7 +47,7 @@ def tree_attention(
     """
     if not dtype.is_floating_point:
         raise ValueError(f"the mask is additive: dtype must be a float, got {dtype}")
-    batch, nodes = tree.tokens.shape
+    nodes = tree.num_nodes
     if key_length < nodes:
         raise ValueError(f"{nodes} nodes do not fit into {key_length} key slots")
     device = tree.tokens.device
@@ -55,13 +55,10 @@ def tree_attention(
     hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
     in_context = torch.arange(key_length, device=device) < prefix_lengths[:, None]
     mask = torch.where(in_context, allowed, hidden)[:, None, :].repeat(1, nodes, 1)
-    slots = prefix_lengths[:, None] + torch.arange(nodes, device=device)
-    ancestors = ancestor_matrix(tree.parents, tree.valid, tree.max_depth)
-    mask.scatter_(
-        2,
-        slots[:, None, :].expand(batch, nodes, nodes),
-        torch.where(ancestors, allowed, hidden),
-    )
+    # The node itself stands in where its path has no node.
+    itself = torch.arange(nodes, device=device)[:, None]
+    path = torch.where(tree.ancestry < 0, itself, tree.ancestry)
+    mask.scatter_(2, prefix_lengths[:, None, None] + path, 0.0)
     return mask[:, None]
 
 

@@ -54,6 +54,31 @@ class DraftTree:
         """The nodes' ``jump_pointers``, worked out once."""
         return jump_pointers(self.parents, self.valid, self.max_depth)
 
+    @cached_property
+    def ancestry(self) -> Tensor:
+        """[B, N, max_depth + 1] int64: the ids from the root down to each node, padded with -1.
+
+        A padding node's path is itself alone. Worked out once: mask and walks read it.
+        """
+        upwards = torch.arange(self.num_nodes, device=self.tokens.device)
+        upwards = upwards[:, None].expand(
+            self.batch_size, -1, 1
+        )  # entry t: the ancestor t edges up
+        for jump in self.jumps:
+            further = jump.gather(1, upwards.flatten(1)).view_as(upwards)
+            upwards = torch.cat([upwards, further], dim=2)
+        steps = torch.arange(self.max_depth + 1, device=self.tokens.device)
+        edges = self.depths[:, :, None] - steps
+        return upwards.gather(2, edges.clamp(min=0)).masked_fill(edges < 0, -1)
+
+    @cached_property
+    def preference(self) -> Tensor:
+        """[B, N] int64, greater for a deeper node, else a higher score, else a lower id."""
+        order = self.scores.sort(dim=1, descending=True, stable=True).indices
+        places = torch.arange(self.num_nodes, 0, -1, device=order.device).expand_as(order)
+        rank = torch.empty_like(order).scatter_(1, order, places)
+        return self.depths * (self.num_nodes + 1) + rank
+
     @property
     def draft_counts(self) -> Tensor:
         """[B] int64: drafted nodes of each row (the root is not drafted)."""

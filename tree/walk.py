@@ -28,13 +28,8 @@ def longest_accepted_path(tree: DraftTree, accept: Tensor) -> AcceptedPath:
     accept: [B, N] bool, may node i follow its parent?
     """
     reached = reachable(tree, accept)
-    depths = tree.depths.masked_fill(~reached, -1)
-    deepest = depths == depths.amax(dim=1, keepdim=True)
-    scores = tree.scores.masked_fill(~deepest, -torch.inf)
-    winners = deepest & (scores == scores.amax(dim=1, keepdim=True))
-    # argmax returns the first maximum: the lowest id among the winners
-    best = winners.long().argmax(dim=1, keepdim=True)
-    nodes = _paths_to(tree, best)[:, 0]
+    best = tree.preference.masked_fill(~reached, -1).argmax(dim=1, keepdim=True)
+    nodes = tree.ancestry.gather(1, best[:, :, None].expand(-1, 1, tree.max_depth + 1))[:, 0]
     return AcceptedPath(nodes, tree.depths.gather(1, best)[:, 0])
 
 
@@ -43,13 +38,11 @@ def reachable(tree: DraftTree, accept: Tensor) -> Tensor:
 
     accept: [B, N] bool, may node i follow its parent? Padding holds nothing of use.
     """
-    is_root = torch.arange(accept.shape[1], device=accept.device) == 0
-    # An accepted padding node does no harm: at depth 0 and -inf it loses to the root.
-    reached = accept | is_root
-    # After round s a node is reached if it and its nearest 2^(s+1) - 1 ancestors are accepted.
-    for jump in tree.jumps:
-        reached = reached & reached.gather(1, jump)
-    return reached
+    # The root stands in where a path has no node, and it is accepted.
+    path = tree.ancestry.clamp(min=0)
+    allowed = accept.clone()
+    allowed[:, 0] = True
+    return allowed.gather(1, path.flatten(1)).view_as(path).all(dim=2) & tree.valid
 
 
 def path_sums(tree: DraftTree, values: Tensor) -> Tensor:
@@ -98,20 +91,7 @@ def paths(tree: DraftTree) -> Tensor:
     width = int(leaves.sum(dim=1).max())
     order = ids.where(leaves, tree.num_nodes).sort(dim=1).values[:, :width]
     exists = order < tree.num_nodes
-    listed = _paths_to(tree, order.where(exists, 0))
+    order = order.where(exists, 0)[:, :, None].expand(-1, -1, tree.max_depth + 1)
+    listed = tree.ancestry.gather(1, order)
     longest = int(tree.depths.max()) + 1
     return listed[:, :, :longest].where(exists[:, :, None], -1)
-
-
-def _paths_to(tree: DraftTree, nodes: Tensor) -> Tensor:
-    """[B, M, max_depth + 1] int64: the ids from the root down to each node, padded with -1.
-
-    nodes: [B, M] int64 valid node ids.
-    """
-    upwards = nodes[:, :, None]  # entry t: the ancestor t edges up
-    for jump in tree.jumps:
-        further = jump.gather(1, upwards.flatten(1)).view_as(upwards)
-        upwards = torch.cat([upwards, further], dim=2)
-    steps = torch.arange(tree.max_depth + 1, device=nodes.device)
-    edges = tree.depths.gather(1, nodes)[:, :, None] - steps
-    return upwards.gather(2, edges.clamp(min=0)).masked_fill(edges < 0, -1)
