@@ -98,6 +98,8 @@ def load_pair(
             "fuse: the target must lie whole on a CPU, in float32 or a bfloat16 that the "
             "processor multiplies; leave the option out"
         )
+    if compile and fuse is False:
+        raise UserError("compile goes with exchanged modules: leave fuse=False, or --fuse off, out")
     if compile and not can_fuse(model):
         raise UserError(
             "compile: the target must lie whole on a CPU, in float32 or a bfloat16 that the "

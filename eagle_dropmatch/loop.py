@@ -210,9 +210,11 @@ class DecodingLoop:
         tree = tree.to(output.logits.device)
         verdict = self.acceptor.verify(self._context(tree, output))
         tokens = committed_tokens(tree.tokens, verdict.path, verdict.accepted, verdict.bonus)
-        strict = committed_tokens(
-            tree.tokens, verdict.strict_path, verdict.strict, verdict.strict_bonus
-        )
+        strict = tokens
+        if verdict.strict_path is not verdict.path:
+            strict = committed_tokens(
+                tree.tokens, verdict.strict_path, verdict.strict, verdict.strict_bonus
+            )
         # The loop's one synchronisation a step: everything the host needs, in one transfer.
         width = tokens.shape[1]
         host = torch.cat(

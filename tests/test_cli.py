@@ -45,6 +45,7 @@ BAD = [
     ("--tree-budget large", "argument --tree-budget: invalid choice"),
     ("--batch-size 0", "argument --batch-size: '0' is not an integer of at least 1"),
     ("--batch-size 4 --arms plain hf", "--batch-size 4: hf of --arms answer one prompt at a time"),
+    ("--compile --fuse off", "--compile goes with exchanged modules"),
     ("--fuse maybe", "argument --fuse: invalid choice"),
     ("--trees 0/5/6", "argument --trees: '0/5/6': total-token and top-k are at least 1"),
     ("--trees 24/5/6 24/5/6", "--trees: the same tree twice"),

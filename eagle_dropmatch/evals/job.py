@@ -51,10 +51,13 @@ def evaluate(
     argv: Sequence[str],
     load: Loader | None = None,
     after: After | None = None,
+    *,
+    show: bool = True,
 ) -> int:
     """Run or go on with an evaluation; returns the exit code.
 
     ``after`` gets the summary and the run's folder once the table is written, to add figures.
+    ``show``: print the table.
     """
     for note in options.notes:
         _say(note)
@@ -77,7 +80,7 @@ def evaluate(
         earlier = folder.open(arguments, overwrite=options.overwrite)
         if earlier and (header := RunFolder.read_header(path)) and header["finished"]:
             _say(f"{path} holds this run, finished; its table again (--overwrite measures afresh)")
-            return _conclude(folder, specs, header, after)
+            return _conclude(folder, specs, header, after, show=show)
         _say(_opening(folder, specs, questions, earlier))
         decoder = (load or load_decoder)(options)
         fit_tree(decoder, options)
@@ -98,6 +101,7 @@ def evaluate(
             description,
             argv,
             after,
+            show=show,
         )
 
 
@@ -195,6 +199,8 @@ def _measure(
     description: Mapping[str, Any],
     argv: Sequence[str],
     after: After | None,
+    *,
+    show: bool,
 ) -> int:
     tokenizer = decoder.tokenizer
     chat = ChatSettings(options.system_prompt, options.thinking)
@@ -228,7 +234,7 @@ def _measure(
     progress.close()
     header = RunFolder.read_header(folder.path)
     assert header is not None, "start() has written it"
-    code = _conclude(folder, specs, header, after)
+    code = _conclude(folder, specs, header, after, show=show)
     # Only now: a run whose table could not be made shall make it when it is started again.
     folder.finish()
     return code
@@ -291,7 +297,12 @@ def _draft_source(options: EvalOptions) -> str | Path:
 
 
 def _conclude(
-    folder: RunFolder, specs: Sequence[ArmSpec], header: Mapping[str, Any], after: After | None
+    folder: RunFolder,
+    specs: Sequence[ArmSpec],
+    header: Mapping[str, Any],
+    after: After | None,
+    *,
+    show: bool,
 ) -> int:
     """Write and print the table from what the folder holds."""
     results = stored_results(folder, [spec.name for spec in specs])
@@ -299,7 +310,8 @@ def _conclude(
     lines = header_lines(header, {spec.name: spec.group for spec in specs})
     folder.write_text("table.md", markdown(summary, lines))
     folder.write_text("table.json", as_json(summary, lines))
-    print(terminal_text(summary, lines), end="")
+    if show:
+        print(terminal_text(summary, lines), end="")
     if after is not None:
         after(summary, folder.path)
     _say(f"answers, header and table: {folder.path}")

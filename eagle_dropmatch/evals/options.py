@@ -81,6 +81,8 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
             f"--attn-implementation {args.attn_implementation}: verification needs a tree mask, "
             f"which only {' and '.join(ATTENTION)} take"
         )
+    if args.compile and args.fuse == "off":
+        raise UserError("--compile goes with exchanged modules: leave --fuse off out")
     if (args.target is None) != (args.draft is None):
         given, missing = ("--target", "--draft") if args.draft is None else ("--draft", "--target")
         raise UserError(

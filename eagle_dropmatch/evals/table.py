@@ -75,7 +75,7 @@ def markdown(summary: Summary, header: Sequence[str]) -> str:
 def as_json(summary: Summary, header: Sequence[str]) -> str:
     """Every number of the summary; null where there is none."""
     content: dict[str, Any] = {"header": list(header), "confidence": CONFIDENCE, **asdict(summary)}
-    return json.dumps(_jsonable(content), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    return json.dumps(as_numbers(content), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
 def notes(summary: Summary) -> list[str]:
@@ -284,16 +284,16 @@ def _histogram(counts: Sequence[int]) -> str:
     return ", ".join(f"{a}: {count}" for a, count in enumerate(counts))
 
 
-def _jsonable(value: Any) -> Any:
+def as_numbers(value: Any) -> Any:
     """NaN as None, tuples as lists, keys as text, all the way down."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Interval):
         return [value.low, value.high]
     if isinstance(value, Estimate):
-        return {"value": _jsonable(value.value), "interval": _jsonable(value.interval)}
+        return {"value": as_numbers(value.value), "interval": as_numbers(value.interval)}
     if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        return {str(key): as_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
+        return [as_numbers(item) for item in value]
     return value
