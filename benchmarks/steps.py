@@ -72,17 +72,20 @@ def measure(target: Any, wanted: set[Size], times: int) -> Times:
 
 
 def name_of(line: Sequence[Size], axis: str) -> str:
+    """What stays the same along a line: "16 nodes a tree, 1 row"."""
     first = line[0]
-    return ", ".join(f"{getattr(first, other)} {AXES[other]}" for other in AXES if other != axis)
+    counts = [(getattr(first, other), AXES[other]) for other in AXES if other != axis]
+    return ", ".join(
+        f"{count} {what.replace('nodes', 'node').replace('rows', 'row') if count == 1 else what}"
+        for count, what in counts
+    )
 
 
 def table(lines: dict[str, list[list[Size]]], found: Times) -> str:
     text = []
     for axis, drawn in lines.items():
         sizes = [getattr(size, axis) for size in drawn[0]]
-        text.append(
-            f"| ms over {AXES[axis]} | {' | '.join(map(str, sizes))} | exponent at the end |"
-        )
+        text.append(f"| ms over {AXES[axis]} | {' | '.join(map(str, sizes))} | exponent |")
         text.append(f"|---|{'--:|' * (len(sizes) + 1)}")
         for line in drawn:
             cells = " | ".join(f"{found[size] * 1e3:.1f}" for size in line)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+import rig
 
 from eagle_dropmatch import cli
+from eagle_dropmatch.decoder import SpeculativeDecoder
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +42,59 @@ def test_bad_input_is_one_line(
     kernels: ModuleType, arguments: str, told: str, refused_in_one_line: Callable[..., None]
 ) -> None:
     refused_in_one_line(kernels.main, arguments.split(), told)
+
+
+@pytest.fixture
+def tiny_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair that needs no files."""
+    target = rig.tiny_target()
+    decoder = rig.decoder(target, rig.eagle3(rig.tiny_draft(target)))
+    monkeypatch.setattr(SpeculativeDecoder, "from_pretrained", lambda *_, **__: decoder)
+
+
+@pytest.mark.usefixtures("tiny_pair")
+def test_steps_are_timed_over_each_size_and_drawn(
+    load_script: Callable[..., ModuleType], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = load_script("steps", "benchmarks")
+    given = f"--context 8 40 --nodes 1 3 9 --batch 1 2 --times 1 --output-dir {tmp_path}"
+    assert cli.run_command(script.main, given.split()) == 0
+    printed = capsys.readouterr().out
+    for heading in ("ms over tokens of context | 8 | 40", "ms over nodes a tree | 1 | 3 | 9"):
+        assert f"| {heading} | exponent |" in printed
+    assert "\n| 8 tokens of context, 1 row | " in printed
+    assert "\n| 1 node a tree, 1 row | " in printed
+    assert (tmp_path / "step-time.md").read_text() in printed
+    assert (tmp_path / "step-time.png").stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("tiny_pair")
+def test_memory_is_told_beside_what_must_be_held(
+    load_script: Callable[..., ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load_script("memory", "benchmarks")
+    given = "--batch 2 --context 20 --steps 2 --acceptor naive"
+    assert cli.run_command(script.main, given.split()) == 0
+    printed = capsys.readouterr().out
+    assert "batch 2, 20 tokens of context, trees of 60 nodes under naive" in printed
+    for what in ("peak after loading", "of it the caches", "peak over 2 steps, beyond that"):
+        assert f"\n| {what} | " in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("steps", "--context 0", "'0' is not an integer of at least 1"),
+        ("steps", "--output-dir /proc/nowhere", "cannot be written"),
+        ("memory", "--batch none", "'none' is not an integer"),
+        ("memory", "--acceptor magic", "unknown acceptor 'magic'"),
+    ],
+)
+def test_bad_input_of_the_others_is_one_line(
+    load_script: Callable[..., ModuleType],
+    refused_in_one_line: Callable[..., None],
+    name: str,
+    arguments: str,
+    told: str,
+) -> None:
+    refused_in_one_line(load_script(name, "benchmarks").main, arguments.split(), told)
