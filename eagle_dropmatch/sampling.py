@@ -10,6 +10,7 @@ are kept where they equal the target's choice is lossless, bit for bit and not i
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +27,9 @@ NUMBERS_AT_ONCE = 2**24
 def rows_at_once(vocab_size: int) -> int:
     """How many rows over the vocabulary may exist together in float32 or wider."""
     return max(1, NUMBERS_AT_ONCE // vocab_size)
+
+
+_BLOCKS, _LARGE = 64, 4096
 
 
 class Scores(NamedTuple):
@@ -162,8 +166,17 @@ def _uniform(name: str) -> float:
 def first_argmax(logits: Tensor) -> Tensor:
     """Argmax over the last dimension, the lowest id on ties: int64, that dimension gone.
 
-    On a CPU ``max`` finds the same index as ``argmax`` and is several times faster in bfloat16.
+    On a CPU ``max`` finds the same index as ``argmax`` and is several times faster in bfloat16; and
+    twice as fast again is the greatest of each block first, then its place in the first block that
+    holds it.
     """
-    if logits.device.type == "cpu":
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    size = logits.shape[-1]
+    blocks = math.gcd(size, _BLOCKS)
+    if blocks < _BLOCKS or size < _LARGE:
         return logits.max(dim=-1).indices
-    return logits.argmax(dim=-1)
+    folded = logits.reshape(-1, blocks, size // blocks)
+    block = folded.amax(-1).max(dim=-1).indices
+    inside = folded[torch.arange(len(folded)), block].max(dim=-1).indices
+    return (block * folded.shape[-1] + inside).view(logits.shape[:-1])

@@ -213,6 +213,9 @@ class FakeDecoder:
         self.calls: list[tuple[Any, bool, int]] = []
         self.interrupt_at: int | None = None
 
+    def drafter(self, shape):
+        return SimpleNamespace(vocabulary=None)
+
     def queue(self, batch_size, *, max_new_tokens, eos_token_id, repetition_penalty, draft):
         return FakeAnswers(self, batch_size, max_new_tokens, draft)
 

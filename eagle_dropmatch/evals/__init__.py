@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .base import Benchmark, Question
+from .komtbench import KoMTBench
 from .mtbench import MTBench
 
-BENCHMARKS: dict[str, type[Benchmark]] = {"mt_bench": MTBench}
+BENCHMARKS: dict[str, type[Benchmark]] = {each.name: each for each in (MTBench, KoMTBench)}
 """Name -> class of every benchmark."""
 
-__all__ = ["BENCHMARKS", "Benchmark", "MTBench", "Question"]
+__all__ = ["BENCHMARKS", "Benchmark", "KoMTBench", "MTBench", "Question"]

@@ -215,7 +215,7 @@ def _measure(
         session(argv),
     )
     arms = build_arms(planned, decoder, stop_ids, options.sampling)
-    judge = partial(judge_turn, decoder.target)
+    judge = partial(judge_turn, decoder.target, drafted=_drafted(decoder))
     settings = RunSettings(
         max_new_tokens=options.max_new_tokens,
         model_id=str(resolved["target"]["name"]),
@@ -238,6 +238,18 @@ def _measure(
     # Only now: a run whose table could not be made shall make it when it is started again.
     folder.finish()
     return code
+
+
+def _drafted(decoder: Any) -> Any:
+    """[V] bool, the tokens that the draft can say, or None where that is not known."""
+    import torch
+
+    ids = decoder.drafter(decoder.tree).vocabulary
+    if ids is None:
+        return None
+    known = torch.zeros(decoder.target.vocab_size, dtype=torch.bool)
+    known[ids.cpu()] = True
+    return known
 
 
 def _resolved(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..target import TargetModel
 
 _ROWS_AT_ONCE = 128  # positions whose logits are in memory together, in float32
@@ -25,18 +27,28 @@ class TurnQuality:
     strays: tuple[tuple[int, float, int], ...]
     """(place in the answer, probability, rank) of each token that is not the argmax; the argmax has
     rank 0."""
+    covered: int | None = None
+    """Tokens of the answer that the draft can say at all; None where nobody asked."""
 
 
 def judge_turn(
-    target: TargetModel, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    target: TargetModel,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    drafted: Tensor | None = None,
 ) -> TurnQuality:
-    """Read prompt and answer once."""
+    """Read prompt and answer once.
+
+    Args:
+        drafted: [V] bool, the tokens of the draft's vocabulary.
+    """
     import torch
 
     from ..sampling import first_argmax
 
+    covered = None if drafted is None else sum(drafted[list(output_ids)].tolist())
     if not output_ids:
-        return TurnQuality(0.0, ())
+        return TurnQuality(0.0, (), covered)
     total = 0.0
     strays: list[tuple[int, float, int]] = []
     with torch.inference_mode():
@@ -59,4 +71,4 @@ def judge_turn(
                 ranks.clamp(min=1).tolist(),
                 strict=True,
             )
-    return TurnQuality(total, tuple(strays))
+    return TurnQuality(total, tuple(strays), covered)

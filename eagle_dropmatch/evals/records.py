@@ -56,6 +56,8 @@ class QuestionResult:
     """(probability, rank) of every token that was not the target's argmax."""
     latencies: tuple[float, ...] = ()
     """Of each turn, in a batch; seconds."""
+    covered: int | None = None
+    """Answer tokens that the draft can say; None where that is not recorded."""
 
     @property
     def output_tokens(self) -> int:
@@ -95,6 +97,7 @@ def _choice_record(spec: ArmSpec, index: int, choice: Choice) -> dict[str, Any]:
         "prefill_time": [turn.prefill_seconds for turn in turns],
         "decode_time": [turn.decode_seconds for turn in turns],
         **_latency(turns),
+        **_covered(choice.qualities),
         "draft_nodes": [n for row in rows for n in row.draft_nodes],
         "acceptance_histogram": acceptance_histogram(n for row in rows for n in row.accept_lengths),
         "strict_accept_lengths": [n for row in rows for n in row.strict_accept_lengths],
@@ -113,6 +116,12 @@ def _latency(turns: Sequence[Turn]) -> dict[str, list[float]]:
     return {"latency": each} if each else {}
 
 
+def _covered(qualities: Sequence[TurnQuality]) -> dict[str, list[int]]:
+    """Tokens of each turn's answer that the draft can say, where that is known."""
+    each = [quality.covered for quality in qualities if quality.covered is not None]
+    return {"covered": each} if each else {}
+
+
 def read_record(record: Mapping[str, Any]) -> QuestionResult:
     """The inverse of :func:`make_record`, as far as the statistics go."""
     choices = record["choices"]
@@ -128,6 +137,7 @@ def read_record(record: Mapping[str, Any]) -> QuestionResult:
         log_probability=sum(choices[0]["log_probability"]),
         strays=tuple((p, rank) for turn in choices[0]["strays"] for _, p, rank in turn),
         latencies=tuple(choices[0].get("latency", ())),
+        covered=sum(choices[0]["covered"]) if "covered" in choices[0] else None,
     )
 
 

@@ -45,6 +45,8 @@ class Row:
     histogram: tuple[int, ...]
     latency: tuple[float, float] | None
     """In batches: seconds from the reading of a prompt to its answer's end, median and 90%."""
+    coverage: float | None
+    """Share of the answers' tokens that the draft's vocabulary holds; None where not recorded."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,7 @@ def _row(spec: ArmSpec, pools: Mapping[str, Pool], baselines: Sequence[str]) -> 
         log_probability=ratio(_log_probabilities(pool), tokens),
         histogram=tuple(stats.histogram),
         latency=_latency([seconds for result in results for seconds in result.latencies]),
+        coverage=_coverage(results),
     )
 
 
@@ -271,6 +274,12 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:
         return (values[0],) * 3
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, middle, high
+
+
+def _coverage(results: Sequence[QuestionResult]) -> float | None:
+    covered = [result.covered for result in results if result.covered is not None]
+    total = sum(result.output_tokens for result in results)
+    return sum(covered) / total if len(covered) == len(results) and total else None
 
 
 def _latency(seconds: Sequence[float]) -> tuple[float, float] | None:

@@ -85,6 +85,7 @@ def notes(summary: Summary) -> list[str]:
         lines.append(_agreement_note(group, told))
     for comparison in summary.comparisons:
         lines.extend(_lossy_notes(comparison))
+    lines.extend(_coverage_note(summary))
     lines.extend(
         f"steps by accepted draft tokens, {row.group}: {_histogram(row.histogram)}"
         for row in summary.rows
@@ -181,6 +182,29 @@ def _row_cells(row: Row, baselines: Sequence[str], seeds: int) -> list[str]:
         *(_with_interval(row.speedup[base]) if base in row.speedup else "-" for base in baselines),
         _number(row.seconds_per_question),
     ]
+
+
+SPARSE = 0.9
+"""Coverage below which it is named as a reason for a low tau."""
+
+
+def _coverage_note(summary: Summary) -> list[str]:
+    """How much of the target's own answers the draft could have said, where one drafts."""
+    drafting = [row for row in summary.rows if row.drafting and row.coverage is not None]
+    if not drafting:
+        return []
+    row = drafting[0]
+    assert row.coverage is not None
+    told = (
+        f"the draft's vocabulary holds {100 * row.coverage:.1f}% of the tokens of {row.group}'s "
+        "answers"
+    )
+    if row.coverage < SPARSE:
+        told += (
+            "; every other token can come from the target alone and ends what a step accepts: tau "
+            "is low for that, whatever the draft knows"
+        )
+    return [told + "."]
 
 
 def _agreement_note(group: str, told: Difference) -> str:

@@ -165,3 +165,18 @@ def test_auto_reads_a_prompts_last_positions() -> None:
 def test_auto_takes_prompts_of_one_token_and_vocabularies_below_its_candidates() -> None:
     assert 0 <= solved(noise(1, 48), noise(40, 48, seed=1), 0.9) <= 0.3
     assert 0 <= solved(noise(5, 48), noise(8, 48, seed=1), 0.9) <= 0.3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [4096, 5000, 49_152])
+def test_the_argmax_of_a_large_vocabulary_is_the_first_of_its_ties(
+    dtype: torch.dtype, size: int
+) -> None:
+    generator = torch.Generator().manual_seed(size)
+    # Few different values: the greatest stands at many places.
+    logits = torch.randint(-3, 4, (5, 3, size), generator=generator).to(dtype)
+    logits[0, 0] = -torch.inf
+    logits[1, 1, size - 1] = 9
+    logits[1, 2, :2] = 9
+    wanted = [[row.tolist().index(max(row.tolist())) for row in each] for each in logits.float()]
+    assert first_argmax(logits).tolist() == wanted

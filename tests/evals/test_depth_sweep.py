@@ -91,7 +91,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"hidden_size": 64}')
         (tmp_path / name / "model.safetensors").write_bytes(name.encode())
-    monkeypatch.setattr(job, "judge_turn", lambda target, *ids: fake_judge(*ids))
+    monkeypatch.setattr(job, "judge_turn", lambda target, *ids, drafted: fake_judge(*ids))
     return tmp_path
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,7 +52,7 @@ def evaluate(*arguments, decoder=None, refuse_models=False):
 
 @pytest.fixture(autouse=True)
 def _judge(monkeypatch):
-    monkeypatch.setattr(job, "judge_turn", lambda target, *ids: fake_judge(*ids))
+    monkeypatch.setattr(job, "judge_turn", lambda target, *ids, drafted: fake_judge(*ids))
 
 
 def answers(path, arm):
@@ -297,3 +299,21 @@ def test_a_batch_leaves_transformers_arm_out_and_says_what_its_times_are(place, 
     assert "an answer's seconds are its shares of the batch's" in out
     (record, *_) = answers(only_run(place), "exact")
     assert record["choices"][0]["latency"]
+
+
+def test_coverage_by_the_drafts_vocabulary_is_recorded(place, monkeypatch, capsys):
+    decoder = FakeDecoder()
+    decoder.target.vocab_size = 60_000
+    letters = torch.arange(ord("a") + 10, ord("m") + 10)  # half of what the fake target says
+    decoder.drafter = lambda shape: SimpleNamespace(vocabulary=letters)
+
+    def judged(target, prompt, ids, drafted):
+        return replace(fake_judge(prompt, ids), covered=int(drafted[list(ids)].sum()))
+
+    monkeypatch.setattr(job, "judge_turn", judged)
+    assert evaluate(decoder=decoder) == 0
+    assert "the draft's vocabulary holds" in " ".join(capsys.readouterr().out.split())
+    (record, *_) = answers(only_run(place), "exact")
+    (choice,) = record["choices"]
+    wanted = [sum(int(token) in letters.tolist() for token in ids) for ids in choice["output_ids"]]
+    assert choice["covered"] == wanted

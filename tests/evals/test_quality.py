@@ -55,3 +55,14 @@ def test_what_the_model_does_to_its_logits_counts():
     token = int(raw.argmin())
     found = judge_turn(TargetModel(model), PROMPT, [token])
     assert found.log_probability == pytest.approx(float(capped.log_softmax(-1)[token]), abs=1e-5)
+
+
+def test_what_the_draft_can_say_is_counted_where_it_is_asked():
+    model = rig.tiny_model()
+    target, answer = TargetModel(model), rig.greedy(model, PROMPT, 10)
+    drafted = torch.zeros(rig.VOCAB, dtype=torch.bool)
+    drafted[answer[:3]] = True
+    wanted = sum(token in answer[:3] for token in answer)
+    assert judge_turn(target, PROMPT, answer, drafted).covered == wanted
+    assert judge_turn(target, PROMPT, answer).covered is None
+    assert judge_turn(target, PROMPT, [], drafted).covered == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from eval_fakes import EOS, make_row, spec
@@ -15,6 +16,7 @@ from eagle_dropmatch.evals.table import (
     as_json,
     header_cells,
     markdown,
+    notes,
     plain_table,
     terminal_text,
     wrap,
@@ -235,3 +237,22 @@ def test_one_seed_or_none_is_not_counted(seed, told):
     specs = [spec("exact"), spec("margin", lossy=True, seed=seed)]
     results = {name: results_of()["exact"] for name in ("exact", "margin")}
     assert ("mask seeds" in terminal_text(summarise(specs, results), HEADER)) is told
+
+
+@pytest.mark.parametrize(("share", "explained"), [(0.5, True), (1.0, False)])
+def test_a_draft_that_cannot_say_the_answers_is_named_as_a_reason(share, explained):
+    results = results_of()
+    for mine in results.values():
+        for qid, each in mine.items():
+            mine[qid] = replace(each, covered=int(share * each.output_tokens))
+    summary = summarise(SPECS, results)
+    assert rows_of(summary)["exact"].coverage == pytest.approx(share, abs=0.05)
+    (told,) = [note for note in notes(summary) if "vocabulary holds" in note]
+    assert "of the tokens of exact's answers" in told
+    assert ("tau is low for that" in told) is explained
+
+
+def test_runs_that_did_not_record_coverage_say_nothing_of_it():
+    summary = summarise(SPECS, results_of())
+    assert rows_of(summary)["exact"].coverage is None
+    assert not [note for note in notes(summary) if "vocabulary holds" in note]

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals import BENCHMARKS, MTBench
+from eagle_dropmatch.evals import BENCHMARKS, KoMTBench, MTBench
 from eagle_dropmatch.evals.arguments import SAMPLE
 from eagle_dropmatch.evals.base import chat_turns, select
-from eagle_dropmatch.evals.mtbench import HUB_ID, read_questions
+from eagle_dropmatch.evals.fastchat import read_questions
 
 GOOD = {"question_id": 81, "category": "글쓰기", "turns": ["하와이 여행기를 써라.", "다시."]}
 
@@ -104,29 +104,48 @@ def test_the_second_turn_follows_the_first_answer(tmp_path):
     assert chat_turns(question, 0, []) == messages[:1]
 
 
-def test_the_hub_id_is_read_through_datasets(monkeypatch):
-    rows = [{"prompt_id": 81, "category": "writing", "prompt": ["a", "b"], "reference": []}]
-    fake = SimpleNamespace(load_dataset=lambda name, split: rows if name == HUB_ID else None)
+@pytest.fixture(params=[MTBench, KoMTBench])
+def benchmark(request):
+    return request.param()
+
+
+def test_the_hub_id_is_read_through_datasets(monkeypatch, benchmark):
+    hub_id = benchmark.hub_id
+    rows = [{"prompt_id": 81, "category": "writing", "prompt": ["가", "b"], "reference": []}]
+    fake = SimpleNamespace(load_dataset=lambda name, split: rows if name == hub_id else None)
     monkeypatch.setitem(sys.modules, "datasets", fake)
-    (question,) = MTBench().load(HUB_ID)
-    assert (question.question_id, question.turns) == (81, ("a", "b"))
+    (question,) = benchmark.load(hub_id)
+    assert (question.question_id, question.turns) == (81, ("가", "b"))
 
 
-def test_the_hub_id_without_datasets_says_what_to_install(monkeypatch):
+def test_the_hub_id_without_datasets_says_what_to_install(monkeypatch, benchmark):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match="pip install datasets"):
-        MTBench().load(HUB_ID)
+    with pytest.raises(UserError, match=r"pip install datasets, or give .* --questions"):
+        benchmark.load(benchmark.hub_id)
 
 
-def test_a_failing_hub_is_one_line(monkeypatch):
+def test_a_failing_hub_is_one_line(monkeypatch, benchmark):
     def load_dataset(name, split):
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(UserError, match=r"cannot be loaded from the hub: no route$"):
-        MTBench().load(HUB_ID)
+    with pytest.raises(UserError, match=r"cannot be loaded from the hub: no route; --questions"):
+        benchmark.load(benchmark.hub_id)
 
 
-def test_the_registry_knows_the_benchmark_by_its_name():
-    assert BENCHMARKS["mt_bench"]().name == "mt_bench"
-    assert MTBench().score(read_questions, []) == {}
+def test_korean_questions_come_from_the_hub_where_no_file_is_given(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="LGAI-EXAONE/KoMT-Bench needs the package datasets"):
+        KoMTBench().load()
+
+
+def test_the_korean_set_is_read_whole(data_dir):
+    questions = KoMTBench().load(data_dir / "komt_bench.jsonl")
+    assert len(questions) == 80
+    assert {len(question.turns) for question in questions} == {2}
+    assert all(any("가" <= c <= "힣" for c in q.turns[0]) for q in questions)
+
+
+def test_the_registry_knows_the_benchmarks_by_their_names(benchmark):
+    assert type(benchmark) is BENCHMARKS[benchmark.name]
+    assert benchmark.score(read_questions, []) == {}
