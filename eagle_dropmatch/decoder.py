@@ -82,6 +82,8 @@ class SpeculativeDecoder:
         rope_theta: float | None = None,
         fuse: bool | None = None,
         compile: bool = False,
+        draft_lm: str | Path | None = None,
+        draft_ngram: int | None = None,
         tree_budget: str | None = None,
     ) -> SpeculativeDecoder:
         """Load a target and an EAGLE-3 draft for it; with neither, the reference pair.
@@ -99,6 +101,10 @@ class SpeculativeDecoder:
             attn_implementation: ``sdpa`` (default) or ``eager``.
             layer_ids, layer_id_convention, rope_theta: overrides of what the draft's config says;
                 see ``load_draft``.
+            draft_lm: in the place of ``draft``: folder or hub id of a smaller causal model with the
+                target's tokenizer (speculative decoding; top_k=1 drafts its chains).
+            draft_ngram: in the place of ``draft``: draft what followed the last tokens earlier in
+                the text, by n-grams of at most so many tokens; no network.
             tree_budget: ``auto`` chooses each step's tree within total_token, depth and top_k by
                 cost, the default where none of them is given; ``fixed`` draws those trees.
             fuse: run both models with exchanged modules (``fused.py``): equal results, faster, a
@@ -128,6 +134,8 @@ class SpeculativeDecoder:
             rope_theta=rope_theta,
             fuse=fuse,
             compile=compile,
+            draft_lm=draft_lm,
+            draft_ngram=draft_ngram,
             tree_budget=tree_budget,
         )
         return cls(

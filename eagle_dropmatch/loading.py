@@ -12,6 +12,8 @@ import torch
 from eagle_dropmatch.drafts.base import ADAPTIVE_TREE, Drafter, TreeShape
 from eagle_dropmatch.drafts.checkpoint import load_draft, read_draft_config
 from eagle_dropmatch.drafts.eagle3_drafter import Eagle3Drafter
+from eagle_dropmatch.drafts.model_drafter import ModelDrafter
+from eagle_dropmatch.drafts.ngram_drafter import NGramDrafter
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.fused import can_fuse, should_fuse
 from eagle_dropmatch.taps import default_tap_layers
@@ -36,6 +38,8 @@ def load_pair(
     target: str | Path | None,
     draft: str | Path | None,
     *,
+    draft_lm: str | Path | None,
+    draft_ngram: int | None,
     shape: Mapping[str, int | None],
     dtype: torch.dtype | str | None,
     device_map: Any,
@@ -52,7 +56,10 @@ def load_pair(
 
     from eagle_dropmatch.assets import reference_draft, reference_target
 
-    if (target is None) != (draft is None):
+    others = [each for each in (draft_lm, draft_ngram) if each is not None]
+    if len(others) + (draft is not None) > 1:
+        raise UserError("several drafts were given: give one of draft, draft_lm and draft_ngram")
+    if not others and (target is None) != (draft is None):
         raise UserError(
             "only one of target and draft was given: give both, or neither for the reference pair"
         )
@@ -60,7 +67,7 @@ def load_pair(
     if tree_budget not in (None, "auto", "fixed"):
         raise UserError(f"tree_budget {tree_budget!r}: expected auto or fixed")
     adaptive = not sized if tree_budget is None else tree_budget == "auto"
-    fixed = REFERENCE_TREE if target is None else TreeShape()
+    fixed = REFERENCE_TREE if target is None and not others else TreeShape()
     defaults = ADAPTIVE_TREE if adaptive else fixed
     tree = TreeShape(**{k: getattr(defaults, k) if v is None else v for k, v in shape.items()})
     backend = attn_implementation or "sdpa"
@@ -70,21 +77,25 @@ def load_pair(
             f"{' or '.join(ATTENTION_BACKENDS)}"
         )
     weights = _dtype(dtype, device_map)
-    if target is None or draft is None:
-        target, draft = reference_target(), reference_draft()
+    target = reference_target() if target is None else target
+    draft = reference_draft() if draft is None and not others else draft
     text_config = _read(AutoConfig, target, "config").get_text_config()
     check_attention(text_config, backend)
-    description = read_draft_config(
-        draft,
-        target_config=text_config,
-        layer_ids=layer_ids,
-        layer_id_convention=layer_id_convention,
-        rope_theta=rope_theta,
-    )
-    taps = description.config.tap_layers
-    if taps is None and description.config.fuse_features:
-        taps = default_tap_layers(text_config.num_hidden_layers)
+    taps: Sequence[int] | None = None
+    if draft is not None:
+        description = read_draft_config(
+            draft,
+            target_config=text_config,
+            layer_ids=layer_ids,
+            layer_id_convention=layer_id_convention,
+            rope_theta=rope_theta,
+        )
+        taps = description.config.tap_layers
+        if taps is None and description.config.fuse_features:
+            taps = default_tap_layers(text_config.num_hidden_layers)
     tokenizer = _read(AutoTokenizer, target, "tokenizer")
+    if draft_lm is not None:
+        check_tokenizer(draft_lm, _read(AutoTokenizer, draft_lm, "tokenizer"), tokenizer)
     model = _read(
         AutoModelForCausalLM,
         target,
@@ -108,6 +119,25 @@ def load_pair(
     fuse = should_fuse(model) if fuse is None else fuse
     wrapped = TargetModel(model, taps, fuse=fuse, compile=compile)
     probe(wrapped)
+    if draft_ngram is not None:
+        longest = draft_ngram
+        return Pair(wrapped, lambda size: NGramDrafter(size, longest), tokenizer, tree, adaptive)
+    if draft_lm is not None:
+        lm = _read(
+            AutoModelForCausalLM,
+            draft_lm,
+            "causal language model",
+            dtype=wrapped.dtype,
+            device_map=device_map,
+            attn_implementation=backend,
+        )
+        small = TargetModel(lm, fuse=fuse and can_fuse(lm), compile=compile)
+        probe(small)
+        vocabulary = wrapped.vocab_size
+        return Pair(
+            wrapped, lambda size: ModelDrafter(small, size, vocabulary), tokenizer, tree, adaptive
+        )
+    assert draft is not None
     network = load_draft(
         draft,
         target_config=text_config,
@@ -126,6 +156,18 @@ def load_pair(
     return Pair(wrapped, lambda size: Eagle3Drafter(network, size), tokenizer, tree, adaptive)
 
 
+def check_tokenizer(name: str | Path, small: Any, target: Any) -> None:
+    """UserError where a draft's token ids do not mean what the target's mean."""
+    mine, theirs = small.get_vocab(), target.get_vocab()
+    other = sum(theirs.get(token) != number for token, number in mine.items())
+    if other or len(mine) != len(theirs):
+        raise UserError(
+            f"draft_lm {str(name)!r} has another tokenizer than the target ({len(mine)} tokens, "
+            f"{other} of them not or not under the same id among the target's {len(theirs)}): its "
+            "tokens would mean something else; give a model with the target's tokenizer"
+        )
+
+
 def _read(loader: Any, target: str | Path, what: str, **options: Any) -> Any:
     """One part of a transformers checkpoint, or one line that says which part is not there."""
     try:
@@ -133,7 +175,7 @@ def _read(loader: Any, target: str | Path, what: str, **options: Any) -> Any:
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"target {str(target)!r} has no {what} that transformers can read ({reason}): give a "
+            f"model {str(target)!r} has no {what} that transformers can read ({reason}): give a "
             "folder with a whole checkpoint or a hub id"
         ) from error
 

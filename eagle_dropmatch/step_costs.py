@@ -264,11 +264,10 @@ def _draft_seconds(
 def _description(
     target: TargetModel, drafter: Callable[[TreeShape], Drafter], top_k: int, batch: int
 ) -> dict[str, Any]:
-    config = getattr(getattr(drafter(TreeShape(2, 0, 1)), "draft", None), "config", None)
     return {
         "format": _FORMAT,
         "target": target.config.to_json_string(),
-        "draft": repr(config),
+        "draft": drafter(TreeShape(2, 0, 1)).describe(),
         "dtype": str(target.dtype),
         "device": device_name(target.head_device),
         "threads": torch.get_num_threads(),

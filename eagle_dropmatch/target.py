@@ -192,7 +192,7 @@ class TargetModel:
             blocked = places[: cache.key_length] > here[:, None]
             mask = torch.zeros(blocked.shape, dtype=self.dtype, device=tokens.device)
             mask.masked_fill_(blocked, torch.finfo(self.dtype).min)
-            states, taps = self._forward(
+            states, taps = self.read(
                 tokens[:, start : start + part],
                 mask.expand(batch, 1, *mask.shape),
                 here.expand(batch, -1),
@@ -215,14 +215,16 @@ class TargetModel:
         """Run all nodes of the trees in one forward, behind each row's committed tokens."""
         cache.open(tree.tokens.shape[1])
         mask = tree_attention(tree, cache.lengths, cache.key_length, self.dtype)
-        hidden, features = self._forward(
-            tree.tokens, mask, position_ids(tree, cache.lengths), cache
-        )
+        hidden, features = self.read(tree.tokens, mask, position_ids(tree, cache.lengths), cache)
         return TargetOutput(self.head(hidden), hidden, features)
 
-    def _forward(
+    def read(
         self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: TreeCache
     ) -> tuple[Tensor, Tensor]:
+        """The LM head's input [B, S, D] and the features of tokens [B, S] behind an open cache.
+
+        mask: [B, 1, S, keys], additive; positions: [B, S].
+        """
         if self._compiled is not None:
             return self._compiled(tokens, mask, positions, cache)
 

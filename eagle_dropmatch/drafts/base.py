@@ -117,6 +117,10 @@ class Drafter(ABC):
     def select(self, rows: Tensor) -> None:
         """Keep only these rows of the batch, in this order."""
 
+    def describe(self) -> str:
+        """What its costs hang on, beside the shape of its trees."""
+        return type(self).__name__
+
     def pretend(self, context: int) -> None:
         """For timing: go on as if so many tokens a row had been read."""
         return

@@ -41,6 +41,18 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         help="folder or hub id of an EAGLE-3 draft trained for the target",
     )
     group.add_argument(
+        "--draft-lm",
+        metavar="MODEL",
+        help="draft with a smaller language model of the target's tokenizer instead: with --chain "
+        "that is speculative decoding",
+    )
+    group.add_argument(
+        "--draft-ngram",
+        type=cli.integer(1),
+        metavar="N",
+        help="draft from the text instead: what followed its last N tokens or fewer before",
+    )
+    group.add_argument(
         "--dtype", choices=DTYPES, metavar="DTYPE", help="float32, bfloat16 or float16"
     )
     group.add_argument(

@@ -15,14 +15,14 @@ HASHED_BYTES = 256 * 2**20
 """Weights up to this size are hashed for the run's header; of larger ones the size is recorded."""
 
 
-def check_models(target: str | None, draft: str | None) -> None:
+def check_models(target: str | None, draft: str | None, flag: str = "--target") -> None:
     """UserError for a path that is no checkpoint, and for a draft of another target's width.
 
     Hub ids pass: whether they exist is known when they are fetched.
     """
     configs = [
-        None if source is None else read_config(source, flag)
-        for source, flag in ((target, "--target"), (draft, "--draft"))
+        None if source is None else read_config(source, name)
+        for source, name in ((target, flag), (draft, "--draft"))
     ]
     if configs[0] is None or configs[1] is None:
         return

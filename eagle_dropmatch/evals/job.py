@@ -66,6 +66,7 @@ def evaluate(
     everything = benchmark.load(options.questions)
     questions = select(everything, limit=options.limit, begin=options.begin, end=options.end)
     check_models(options.target, options.draft)
+    check_models(options.draft_lm, None, flag="--draft-lm")
     planned = plan_arms(
         options.arms,
         make_rules(options),
@@ -128,6 +129,8 @@ def load_decoder(options: EvalOptions) -> Any:
             attn_implementation=options.attn_implementation,
             fuse=options.fuse,
             compile=options.compile,
+            draft_lm=options.draft_lm,
+            draft_ngram=options.draft_ngram,
             tree_budget=options.tree_budget,
         )
     except OSError as error:
@@ -272,10 +275,7 @@ def _resolved(
             **describe_source(_target_source(options)),
             "name": options.target or REFERENCE_TARGET_HUB_ID,
         },
-        "draft": {
-            **describe_source(_draft_source(options)),
-            "name": options.draft or "the reference draft",
-        },
+        "draft": _draft_described(options),
         "tree": {
             "total_token": tree.total_token,
             "depth": tree.depth,
@@ -302,10 +302,15 @@ def _target_source(options: EvalOptions) -> str | Path:
     return options.target if options.target is not None else reference_target()
 
 
-def _draft_source(options: EvalOptions) -> str | Path:
+def _draft_described(options: EvalOptions) -> dict[str, Any]:
+    if options.draft_ngram is not None:
+        return {"name": f"n-grams of at most {options.draft_ngram} tokens"}
+    if options.draft_lm is not None:
+        return {**describe_source(options.draft_lm), "name": f"the model {options.draft_lm}"}
     from ..assets import reference_draft
 
-    return options.draft if options.draft is not None else reference_draft()
+    source = options.draft if options.draft is not None else reference_draft()
+    return {**describe_source(source), "name": options.draft or "the reference draft"}
 
 
 def _conclude(

@@ -30,6 +30,8 @@ class EvalOptions:
 
     target: str | None
     draft: str | None
+    draft_lm: str | None
+    draft_ngram: int | None
     dtype: str | None
     attn_implementation: str | None
     device_map: str | None
@@ -83,7 +85,13 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         )
     if args.compile and args.fuse == "off":
         raise UserError("--compile goes with exchanged modules: leave --fuse off out")
-    if (args.target is None) != (args.draft is None):
+    others = [flag for flag in ("draft_lm", "draft_ngram") if getattr(args, flag) is not None] + (
+        ["draft"] if args.draft is not None else []
+    )
+    if len(others) > 1:
+        names = ", ".join(f"--{flag.replace('_', '-')}" for flag in others)
+        raise UserError(f"{names}: each is a draft; give one of them")
+    if (args.target is None) != (args.draft is None) and others in ([], ["draft"]):
         given, missing = ("--target", "--draft") if args.draft is None else ("--draft", "--target")
         raise UserError(
             f"{given} without {missing}: a draft serves the one target it was trained for; give "
@@ -101,6 +109,8 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
     return EvalOptions(
         target=args.target,
         draft=args.draft,
+        draft_lm=args.draft_lm,
+        draft_ngram=args.draft_ngram,
         dtype=None if args.dtype is None else DTYPES[args.dtype],
         attn_implementation=args.attn_implementation,
         device_map=args.device_map,

@@ -35,6 +35,8 @@ def run_arguments(
         "fuse": options.fuse,
         # Only where it is on: a run that began before the option was there can go on.
         **({"compile": True} if options.compile else {}),
+        **({"draft_lm": options.draft_lm} if options.draft_lm is not None else {}),
+        **({"draft_ngram": options.draft_ngram} if options.draft_ngram is not None else {}),
         **({"batch_size": options.batch_size} if options.batch_size > 1 else {}),
         "tree": {
             "shape": "chain" if options.chain else "tree",

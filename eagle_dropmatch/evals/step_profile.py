@@ -101,7 +101,7 @@ def watched(decoder: SpeculativeDecoder, clock: StepClock) -> Iterator[None]:
     with (
         mock.patch.object(decoder, "drafter", drafter),
         mock.patch.object(target, "verify", clock.timed("mask", target.verify)),
-        mock.patch.object(target, "_forward", clock.timed("target body", target._forward)),
+        mock.patch.object(target, "read", clock.timed("target body", target.read)),
         mock.patch.object(
             target.head, "_product", clock.timed("target head", target.head._product)
         ),

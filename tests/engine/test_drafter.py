@@ -67,8 +67,10 @@ def same_state(drafter: Eagle3Drafter, row: int, fresh: Eagle3Drafter) -> None:
     (store,), (wanted,) = drafter._cache._stores.values(), fresh._cache._stores.values()
     close = {"atol": 2e-4, "rtol": 2e-4}
     torch.testing.assert_close(store[:, :, row, :, :length], wanted[:, :, 0, :, :length], **close)
-    torch.testing.assert_close(drafter._feature[row], fresh._feature[0], **close)
-    torch.testing.assert_close(drafter._head_input[row], fresh._head_input[0], **close)
+    torch.testing.assert_close(drafter._ends["feature"][row], fresh._ends["feature"][0], **close)
+    torch.testing.assert_close(
+        drafter._ends["head_input"][row], fresh._ends["head_input"][0], **close
+    )
     assert int(drafter._roots[row]) == int(fresh._roots[0])
 
 
@@ -234,7 +236,7 @@ def test_a_prompt_read_in_parts_draws_the_trees_of_the_prompt_read_whole(
     features = torch.randn(3, 12, draft.config.feature_size, generator=generator)
     trees = []
     for size in (1024, at_once):
-        monkeypatch.setattr("eagle_dropmatch.drafts.eagle3_drafter.PREFILL_AT_ONCE", size)
+        monkeypatch.setattr("eagle_dropmatch.drafts.growing.PREFILL_AT_ONCE", size)
         made = Eagle3Drafter(draft, SHAPE)
         tokens = rig.padded(prompts, "right")[0]
         made.start(DraftPrompt(tokens, [3, 12, 7], features, torch.tensor([5, 6, 7])))

@@ -269,3 +269,35 @@ def refused(action: Any, *parts: str) -> None:
     message = str(caught.value)
     assert "\n" not in message
     assert all(part in message for part in parts), message
+
+
+def test_a_small_model_or_the_text_drafts_in_the_place_of_a_draft(
+    folders: tuple[Path, Path], prompts: list[list[int]], answers: list[list[int]]
+) -> None:
+    home, _ = folders
+    for options, chain in (({"draft_lm": home}, True), ({"draft_ngram": 2}, False)):
+        decoder = SpeculativeDecoder.from_pretrained(
+            home, **options, total_token=5, depth=3, top_k=1 if chain else 4
+        )
+        out = decoder.generate(rig.ids(prompts[0]), max_new_tokens=20, return_dict_in_generate=True)
+        assert out.sequences[0, len(prompts[0]) :].tolist() == answers[0][:20]
+        if chain:  # it drafts for itself
+            assert out.stats.tau > 3
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_drafts_that_cannot_serve_are_refused_before_weights_are_read(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    home, draft = folders
+    words = Tokenizer(WordLevel({f"w{rig.VOCAB - 1 - i}": i for i in range(rig.VOCAB)}))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    refused(
+        lambda: SpeculativeDecoder.from_pretrained(home, draft_lm=tmp_path),
+        "another tokenizer than the target",
+        "a model with the target's tokenizer",
+    )
+    refused(
+        lambda: SpeculativeDecoder.from_pretrained(home, draft, draft_ngram=2),
+        "several drafts were given",
+    )

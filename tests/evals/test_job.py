@@ -254,6 +254,8 @@ def test_the_flags_reach_the_decoder(monkeypatch):
         "device_map": "cpu",
         "fuse": True,
         "compile": True,
+        "draft_lm": None,
+        "draft_ngram": None,
         "tree_budget": None,
         "attn_implementation": "eager",
     }
