@@ -180,8 +180,8 @@ def _add_rule(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         metavar="ARM",
         help="which of plain (our loop without drafts), hf (transformers' generate), lookup (the "
-        "same with prompt-lookup decoding), exact and the rules of --acceptor to run (default: all "
-        "but lookup)",
+        "same with prompt-lookup decoding), assisted (the same with the model of --draft-lm), "
+        "exact and the rules of --acceptor to run (default: all but lookup and assisted)",
     )
 
 

@@ -3,6 +3,7 @@
 plain   our own loop with an empty tree: what drafting has to beat
 hf      ``generate`` of transformers on the same model object
 lookup  the same with its prompt-lookup decoding, which drafts from the text so far
+assisted the same with its assisted decoding, by the small model that --draft-lm names
 exact   EAGLE-3 trees, accepted only where the target agrees
 naive   EAGLE-3 trees under a lossy rule (any acceptor, by its name or expression)
 """
@@ -22,7 +23,7 @@ from .chat import cut
 if TYPE_CHECKING:  # torch comes with it, and bad arguments are refused without torch
     from ..acceptors import Acceptor
 
-PLAIN, HF, LOOKUP, EXACT = "plain", "hf", "lookup", "exact"
+PLAIN, HF, LOOKUP, ASSISTED, EXACT = "plain", "hf", "lookup", "assisted", "exact"
 LOOKUP_TOKENS = 10
 """Tokens that prompt lookup proposes at most, as transformers' own documentation sets it."""
 NO_DRAFTING = "none"
@@ -119,6 +120,9 @@ def plan_arms(
     if LOOKUP in chosen:
         label = "transformers'\nprompt lookup"
         arms.append((ArmSpec(LOOKUP, LOOKUP, label, NO_DRAFTING, False, None), None))
+    if ASSISTED in chosen:
+        label = "transformers'\nassisted"
+        arms.append((ArmSpec(ASSISTED, ASSISTED, label, NO_DRAFTING, False, None), None))
     for shape in trees:
         parts = [shape] if isinstance(shape, str) else list(map(str, shape))
         name, label = "-".join((EXACT, *parts)), f"EAGLE-3 {'/'.join(parts)}"
@@ -248,6 +252,8 @@ class TransformersArm:
     pad_token_id: int
     sampling: Mapping[str, Any]
     lookup: bool = False
+    assistant: Any = None
+    """A small model that drafts for it."""
 
     def answer(self, prompt_ids: Sequence[int], *, max_new_tokens: int, seed: int) -> Turn:
         import torch
@@ -275,18 +281,23 @@ class TransformersArm:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng())
             torch.manual_seed(seed)
-            if self.lookup:  # without it every forward commits one token
+            drafts = self.lookup or self.assistant is not None
+            if self.lookup:
                 config.prompt_lookup_num_tokens = LOOKUP_TOKENS
+            if drafts:  # without that every forward commits one token
                 hook = self.model.register_forward_pre_hook(_noting(starts), with_kwargs=True)
                 stack.callback(hook.remove)
             output, wall = timed(
                 lambda: self.model.generate(
-                    ids, attention_mask=torch.ones_like(ids), generation_config=config
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    generation_config=config,
+                    **({"assistant_model": self.assistant} if self.assistant is not None else {}),
                 ),
                 self.model.device,
             )
         kept = cut(output[0, len(prompt_ids) :].tolist(), self.stop_ids, max_new_tokens)
-        steps = _committed(starts, len(prompt_ids), len(kept)) if self.lookup else None
+        steps = _committed(starts, len(prompt_ids), len(kept)) if drafts else None
         return Turn(kept, wall, plain_row(kept, len(prompt_ids), self.stop_ids, steps), None, None)
 
 
@@ -343,9 +354,20 @@ def build_arms(
         pad = stop_ids[0] if stop_ids else 0
     return [
         TransformersArm(
-            spec, decoder.target.model, stop_ids, pad, sampling, lookup=spec.name == LOOKUP
+            spec,
+            decoder.target.model,
+            stop_ids,
+            pad,
+            sampling,
+            lookup=spec.name == LOOKUP,
+            assistant=_assistant(decoder) if spec.name == ASSISTED else None,
         )
         if rule is None
         else DecoderArm(spec, decoder, rule, stop_ids, sampling)
         for spec, rule in planned
     ]
+
+
+def _assistant(decoder: Any) -> Any:
+    """The small model behind the decoder's drafter, as transformers has it."""
+    return decoder.drafter(decoder.tree).model.model

@@ -11,7 +11,7 @@ from typing import Any
 from .. import cli
 from ..errors import UserError
 from .arguments import DTYPES, SAMPLE
-from .arms import EXACT, HF, LOOKUP, PLAIN
+from .arms import ASSISTED, EXACT, HF, LOOKUP, PLAIN
 
 ATTENTION = ("sdpa", "eager")
 RULE_FLAGS = {
@@ -104,6 +104,8 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
     if len(set(acceptors)) != len(acceptors):
         raise UserError(f"--acceptor {' '.join(acceptors)}: the same rule twice")
     arms, notes = _arms(args.arms, [rule for rule in acceptors if rule != EXACT])
+    if ASSISTED in arms and args.draft_lm is None:
+        raise UserError(f"--arms {ASSISTED}: transformers' assisted decoding needs --draft-lm")
     if args.batch_size > 1:
         arms = _batched(arms, args)
     return EvalOptions(
@@ -144,7 +146,7 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
 
 def _batched(arms: tuple[str, ...], args: argparse.Namespace) -> tuple[str, ...]:
     """The arms that answer in batches: those of transformers do not."""
-    theirs = [arm for arm in (HF, LOOKUP) if arm in (args.arms or ())]
+    theirs = [arm for arm in (HF, LOOKUP, ASSISTED) if arm in (args.arms or ())]
     if theirs:
         raise UserError(
             f"--batch-size {args.batch_size}: {' and '.join(theirs)} of --arms answer one prompt "
@@ -221,9 +223,9 @@ def _arms(
     chosen: Sequence[str] | None, rules: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The arms in order, and notes. exact joins every other rule, which is judged against it."""
-    known = [PLAIN, HF, LOOKUP, EXACT, *rules]
+    known = [PLAIN, HF, LOOKUP, ASSISTED, EXACT, *rules]
     if chosen is None:
-        return tuple(arm for arm in known if arm != LOOKUP), ()
+        return tuple(arm for arm in known if arm not in (LOOKUP, ASSISTED)), ()
     unknown = [arm for arm in chosen if arm not in known]
     if unknown:
         raise UserError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..stats import GenerationStats
-from .arms import EXACT, HF, LOOKUP, NO_DRAFTING, PLAIN, ArmSpec
+from .arms import ASSISTED, EXACT, HF, LOOKUP, NO_DRAFTING, PLAIN, ArmSpec
 from .records import QuestionResult
 from .statistics import Estimate, paired_difference, paired_ratio, ratio
 
@@ -128,7 +128,7 @@ def summarise(specs: Sequence[ArmSpec], results: Results, *, sampled: bool = Fal
         if by_group[group].lossy and EXACT in pools
     )
     exact = [group for group in pools if by_group[group].acceptance == EXACT]
-    own = [HF, PLAIN, LOOKUP] if not sampled else [PLAIN]
+    own = [HF, PLAIN, LOOKUP, ASSISTED] if not sampled else [PLAIN]
     truthful = [*(group for group in own if group in pools), *exact]
     agreements = tuple(
         (group, difference(pools[group], pools[truthful[0]], truthful[0])) for group in truthful[1:]

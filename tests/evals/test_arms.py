@@ -58,18 +58,23 @@ def test_transformers_decodes_greedily_whatever_the_models_config_says():
     assert (turn.prefill_seconds, turn.decode_seconds) == (None, None)
 
 
-def test_prompt_lookup_gives_transformers_answers_and_counts_its_steps():
+@pytest.mark.parametrize("arm", ["lookup", "assisted"])
+def test_what_drafts_in_transformers_gives_its_answers_and_its_steps_are_counted(arm):
     model = rig.tiny_model()
+    small = SimpleNamespace(model=SimpleNamespace(model=rig.tiny_model()))  # right every time
     decoder = SimpleNamespace(
-        target=SimpleNamespace(model=model), tokenizer=SimpleNamespace(pad_token_id=0)
+        target=SimpleNamespace(model=model),
+        tokenizer=SimpleNamespace(pad_token_id=0),
+        drafter=lambda tree: small,
+        tree=None,
     )
-    planned = plan_arms(["hf", "lookup"], {}, ())
-    plain, lookup = build_arms(planned, decoder, [], {})
+    planned = plan_arms(["hf", arm], {}, ())
+    plain, drafting = build_arms(planned, decoder, [], {})
     said = rig.greedy(model, rig.prompts(9)[0], 30)
     for prompt in (rig.prompts(9)[0], rig.prompts(9)[0] + said + rig.prompts(9)[0]):
         forwards = []
         hook = model.register_forward_hook(lambda *_, seen=forwards: seen.append(1))
-        turn = lookup.answer(prompt, max_new_tokens=24, seed=0)
+        turn = drafting.answer(prompt, max_new_tokens=24, seed=0)
         hook.remove()
         assert turn.output_ids == plain.answer(prompt, max_new_tokens=24, seed=0).output_ids
         assert sum(turn.row.accept_lengths) == len(turn.output_ids) - 1
