@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.exc import CppCompileError
 
 from eagle_dropmatch import fused as fused_module
 from eagle_dropmatch.assets import cache_dir
@@ -249,7 +250,13 @@ def _ahead_of_time(
     }
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_dir() / "compiled" / f"{what}-{name}.pt2"
-    if not path.exists():
+    loaded: Any = None
+    if path.exists():
+        try:
+            loaded = torch._inductor.aoti_load_package(str(path))
+        except (OSError, RuntimeError):  # damaged, or of another C library: made again
+            path.unlink(missing_ok=True)
+    if loaded is None:
         if not can_compile():
             raise UserError(
                 "compile needs a C++ compiler and there is none: install g++ or clang++, or leave "
@@ -261,7 +268,7 @@ def _ahead_of_time(
         _make(path, *build())
         took = time.perf_counter() - began
         print(f"compiled the {what} in {took:.0f} seconds", file=sys.stderr, flush=True)
-    loaded: Any = torch._inductor.aoti_load_package(str(path))
+        loaded = torch._inductor.aoti_load_package(str(path))
     return lambda *given: tuple(loaded(*given))
 
 
@@ -278,6 +285,11 @@ def _make(path: Path, module: nn.Module, example: tuple[Any, ...], sizes: tuple[
                 program, package_path=part, inductor_configs=dict(_SETTINGS)
             )
         os.replace(part, path)
+    except CppCompileError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise UserError(
+            f"compile: the C++ compiler failed ({reason}): see to it, or leave the option out"
+        ) from error
     finally:
         Path(part).unlink(missing_ok=True)
 

@@ -77,6 +77,30 @@ def test_other_weights_and_other_taps_are_other_files(
     assert len(list(cache.iterdir())) == 3
 
 
+@needs_compiler
+def test_a_damaged_file_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def make(path: Path, *_: Any) -> None:
+        path.write_text("whole")
+        made.append(path)
+
+    monkeypatch.setattr(compiled, "_make", make)
+
+    def read(path: str) -> str:
+        if Path(path).read_text() != "whole":
+            raise RuntimeError("not an archive")
+        return path
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", read)
+    model = rig.tiny_model(layers=1)
+    TargetModel(model, compile=True)
+    made[0].write_text("half")
+    TargetModel(model, compile=True)
+    TargetModel(model, compile=True)
+    assert made == [made[0]] * 2
+
+
 class OddModel(LlamaModel):
     """As in Gemma: embeddings are scaled."""
 
