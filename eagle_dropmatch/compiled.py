@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._inductor.exc import CppCompileError
 
 from eagle_dropmatch import fused as fused_module
 from eagle_dropmatch.assets import cache_dir
@@ -274,6 +273,8 @@ def _ahead_of_time(
 
 def _make(path: Path, module: nn.Module, example: tuple[Any, ...], sizes: tuple[Any, ...]) -> None:
     """Compile a module into a file that is whole or not there."""
+    from torch._inductor.exc import CppCompileError
+
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     handle, part = tempfile.mkstemp(suffix=".pt2", dir=path.parent)
