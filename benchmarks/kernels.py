@@ -52,13 +52,18 @@ def random_tree(nodes: int, batch: int) -> DraftTree:
     return DraftTree.from_parents(tokens, parents, levels=LEVELS)
 
 
+def forget(tree: DraftTree) -> None:
+    """Let the tree work out again what it keeps."""
+    for known in ("jumps", "ancestry", "preference"):
+        vars(tree).pop(known, None)
+
+
 def mask(nodes: int, batch: int, vocabulary: int) -> Work:
     tree = random_tree(nodes, batch)
     lengths = torch.full((batch,), CONTEXT)
 
     def work() -> object:
-        for known in ("jumps", "ancestry", "preference"):
-            vars(tree).pop(known, None)
+        forget(tree)
         return tree_attention(tree, lengths, CONTEXT + nodes, torch.bfloat16), position_ids(
             tree, lengths
         )
@@ -84,8 +89,7 @@ def walk(nodes: int, batch: int, vocabulary: int) -> Work:
     accept = torch.rand(batch, nodes, generator=torch.Generator().manual_seed(1)) < 0.7
 
     def work() -> object:
-        for known in ("jumps", "ancestry", "preference"):
-            vars(tree).pop(known, None)
+        forget(tree)
         return longest_accepted_path(tree, accept)
 
     return work

@@ -104,13 +104,12 @@ def exponent(line: Sequence[Size], axis: str, found: Times) -> str:
 
 def draw(lines: dict[str, list[list[Size]]], found: Times, folder: Path) -> None:
     """A panel an axis, both scales logarithmic: a straight line of slope 1 is linear growth."""
-    from eagle_dropmatch.evals.figures import new_figure, save_figure
+    from eagle_dropmatch.evals.figures import GREYS, new_figure, save_figure
 
     figure = new_figure(11, 3.6)
     panels = figure.subplots(1, len(lines), sharey=True)
-    styles = [("black", "o", "-"), ("0.35", "s", "--"), ("0.6", "^", "-."), ("0.75", "D", ":")]
     for panel, (axis, drawn) in zip(panels, lines.items(), strict=True):
-        for (color, marker, dashes), line in zip(styles, drawn, strict=False):
+        for (color, marker, dashes), line in zip(GREYS, drawn, strict=False):
             panel.plot(
                 [getattr(size, axis) for size in line],
                 [found[size] * 1e3 for size in line],

@@ -10,6 +10,7 @@ compiler.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import inspect
@@ -35,6 +36,7 @@ from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.files import check_writable
 from eagle_dropmatch.fused import FusedDecoder, fused, signed_turns, stacked
 from eagle_dropmatch.machine import device_name
+from eagle_dropmatch.taps import attention_sizes
 
 # A forward of no special size, by which kernels are chosen: no two sizes alike, none of them 1.
 _BATCH, _TOKENS, _CONTEXT, _CAPACITY = 2, 20, 280, 320
@@ -62,9 +64,7 @@ class CompiledBody:
     def __init__(self, decoder: Any, taps: Sequence[int] | None) -> None:
         self._embed, self._rotary = decoder.embed_tokens, decoder.rotary_emb
         config = decoder.config
-        heads = config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        heads, kv_heads, size = attention_sizes(config)
         weight, self._group = decoder.norm.weight, heads // kv_heads
 
         def build() -> tuple[nn.Module, tuple[Any, ...], tuple[Any, ...]]:
@@ -79,7 +79,7 @@ class CompiledBody:
                 made(_BATCH, _TOKENS, config.hidden_size),
                 made(_BATCH, _TOKENS, 1, size),
                 made(_BATCH, _TOKENS, 1, size),
-                made(_BATCH, 1, heads // kv_heads * _TOKENS, _CONTEXT),
+                made(_BATCH, 1, self._group * _TOKENS, _CONTEXT),
                 torch.zeros(_BATCH, _TOKENS, dtype=torch.int64),
                 [made(_BATCH, kv_heads, _CAPACITY, size) for _ in range(2 * len(twin.layers))],
             )
@@ -178,8 +178,6 @@ class _Network(nn.Module):
 
     def __init__(self, draft: Any) -> None:
         super().__init__()
-        import copy
-
         twin = copy.deepcopy(draft)
         twin.pack(stacked)
         self.layer, self.norm = twin.midlayer, twin.norm

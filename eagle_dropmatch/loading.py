@@ -104,18 +104,14 @@ def load_pair(
         device_map=device_map,
         attn_implementation=backend,
     )
-    if fuse and not can_fuse(model):
-        raise UserError(
-            "fuse: the target must lie whole on a CPU, in float32 or a bfloat16 that the "
-            "processor multiplies; leave the option out"
-        )
     if compile and fuse is False:
         raise UserError("compile goes with exchanged modules: leave fuse=False, or --fuse off, out")
-    if compile and not can_fuse(model):
-        raise UserError(
-            "compile: the target must lie whole on a CPU, in float32 or a bfloat16 that the "
-            "processor multiplies; leave the option out"
-        )
+    for option, wanted in (("fuse", fuse), ("compile", compile)):
+        if wanted and not can_fuse(model):
+            raise UserError(
+                f"{option}: the target must lie whole on a CPU, in float32 or a bfloat16 that the "
+                "processor multiplies; leave the option out"
+            )
     fuse = should_fuse(model) if fuse is None else fuse
     wrapped = TargetModel(model, taps, fuse=fuse, compile=compile)
     probe(wrapped)

@@ -33,6 +33,13 @@ def backbone(model: Any) -> nn.Module:
     return decoder
 
 
+def attention_sizes(config: Any) -> tuple[int, int, int]:
+    """Query heads, key heads and the size of a head."""
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
 def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
     """EAGLE-3's taps of an N-layer target: hidden states 2, N // 2 and N - 3."""
     taps = (2, num_layers // 2, num_layers - 3)

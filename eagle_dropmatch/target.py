@@ -13,8 +13,8 @@ from eagle_dropmatch.cache import TreeCache
 from eagle_dropmatch.compiled import CompiledBody
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.fused import PackedLinear, fused
-from eagle_dropmatch.taps import FeatureTaps, backbone, decoder_layers
-from eagle_dropmatch.tree import DraftTree, position_ids, tree_attention
+from eagle_dropmatch.taps import FeatureTaps, attention_sizes, backbone, decoder_layers
+from eagle_dropmatch.tree import DraftTree, additive, position_ids, tree_attention
 
 #: Prompt tokens that a forward reads, of all rows together; longer prompts take several.
 PREFILL_AT_ONCE = 1024
@@ -127,21 +127,18 @@ class TargetModel:
         check_attention(self.config, getattr(model.config, "_attn_implementation", "sdpa"))
         stack, head = decoder_layers(model), model.get_output_embeddings()
         self.body, product = backbone(model), None
-        self.taps = FeatureTaps(stack, tap_layers) if tap_layers is not None else None
         self._compiled: CompiledBody | None = None
         self.modules = "transformers'"  # what runs in the place of the model's own
-        if compile:
-            self.modules, self._compiled = "compiled", CompiledBody(self.body, tap_layers)
-        elif fuse:
+        if fuse and not compile:
             self.modules, self.body = "fused", fused(self.body)
             stack = cast(nn.ModuleList, self.body.layers)
-            self.taps = FeatureTaps(stack, tap_layers) if tap_layers is not None else None
+        self.taps = FeatureTaps(stack, tap_layers) if tap_layers is not None else None
+        if compile:
+            self.modules, self._compiled = "compiled", CompiledBody(self.body, tap_layers)
         if (fuse or compile) and type(head) is nn.Linear:
             product = PackedLinear.of(head)
         self.head = LMHead(head, logits_finisher(self.config), product)
-        heads = self.config.num_attention_heads
-        self._kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
-        self._head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
+        _, self._kv_heads, self._head_dim = attention_sizes(self.config)
         self._layer_devices = [next(layer.parameters()).device for layer in decoder_layers(model)]
         if any(parameter.is_meta for parameter in model.parameters()):
             raise UserError(
@@ -189,9 +186,7 @@ class TargetModel:
             here = places[start : start + part]
             cache.open(len(here), behind=start)
             # Causal alone is enough: padding stands to the right of everything that counts.
-            blocked = places[: cache.key_length] > here[:, None]
-            mask = torch.zeros(blocked.shape, dtype=self.dtype, device=tokens.device)
-            mask.masked_fill_(blocked, torch.finfo(self.dtype).min)
+            mask = additive(places[: cache.key_length] <= here[:, None], self.dtype)
             states, taps = self.read(
                 tokens[:, start : start + part],
                 mask.expand(batch, 1, *mask.shape),

@@ -5,7 +5,7 @@ causal model score all of its nodes in one forward pass (`attention`), and a ver
 into the path to commit (`walk`).
 """
 
-from eagle_dropmatch.tree.attention import ancestor_matrix, position_ids, tree_attention
+from eagle_dropmatch.tree.attention import additive, ancestor_matrix, position_ids, tree_attention
 from eagle_dropmatch.tree.draft_tree import DraftTree, choice_parents
 from eagle_dropmatch.tree.growth import (
     BeamLevel,
@@ -29,6 +29,7 @@ __all__ = [
     "DraftTree",
     "Expansion",
     "GrowthPolicy",
+    "additive",
     "ancestor_matrix",
     "candidate_count",
     "children",

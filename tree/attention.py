@@ -33,6 +33,12 @@ def ancestor_matrix(parents: Tensor, valid: Tensor, max_depth: int | None = None
     return matrix
 
 
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is ``seen`` (bool), as an additive mask of its shape: 0, or the dtype's minimum."""
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)
+
+
 def tree_attention(
     tree: DraftTree, prefix_lengths: Tensor, key_length: int, dtype: torch.dtype
 ) -> Tensor:

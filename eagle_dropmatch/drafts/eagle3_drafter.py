@@ -9,9 +9,9 @@ from torch import Tensor
 from eagle_dropmatch.cache import TreeCache
 from eagle_dropmatch.drafts.base import DraftPrompt, TreeShape
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft, grouped_attention
-from eagle_dropmatch.drafts.growing import GrowingDrafter, additive, likeliest
+from eagle_dropmatch.drafts.growing import GrowingDrafter, likeliest
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.tree import BeamLevel, Expansion
+from eagle_dropmatch.tree import BeamLevel, Expansion, additive
 
 
 class Eagle3Drafter(GrowingDrafter):
@@ -55,9 +55,9 @@ class Eagle3Drafter(GrowingDrafter):
         tokens.scatter_(1, last[:, None], self._roots[:, None])
         self._extend(tokens, prompt.features.to(self.device), list(prompt.lengths))
 
-    def _read(self, tokens: Tensor, features: Tensor, seen: Tensor) -> dict[str, Tensor]:
-        steps = torch.arange(tokens.shape[1], device=tokens.device)
-        positions = self._cache.lengths[:, None] + steps
+    def _read(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, seen: Tensor
+    ) -> dict[str, Tensor]:
         feature, head_input = self._forward(tokens, self.draft.fuse(features), positions, seen)
         return {"feature": feature, "head_input": head_input}
 
@@ -65,14 +65,12 @@ class Eagle3Drafter(GrowingDrafter):
         self._beam = self._ends["feature"][:, None].expand(-1, width, -1)
         return self._best(self._ends["head_input"][:, None], width)
 
-    def _grow_level(self, level: BeamLevel, seen: Tensor) -> Expansion:
-        width = level.tokens.shape[1]
+    def _grow_level(self, level: BeamLevel, positions: Tensor, seen: Tensor) -> Expansion:
         if level.index > 0:
             rows = level.parent_rows[..., None].expand(-1, -1, self._beam.shape[-1])
             self._beam = self._beam.gather(1, rows)
-        positions = (self._cache.lengths[:, None] + level.index).expand(-1, width)
         self._beam, head_input = self._forward(level.tokens, self._beam, positions, seen)
-        return self._best(head_input, width)
+        return self._best(head_input, level.tokens.shape[1])
 
     def _forward(
         self, tokens: Tensor, features: Tensor, positions: Tensor, seen: Tensor

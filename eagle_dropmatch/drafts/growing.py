@@ -38,12 +38,15 @@ class GrowingDrafter(Drafter):
         self._unread: list[tuple[Tensor, Tensor, list[int]]] = []
 
     @abstractmethod
-    def _read(self, tokens: Tensor, features: Tensor, seen: Tensor) -> dict[str, Tensor]:
+    def _read(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, seen: Tensor
+    ) -> dict[str, Tensor]:
         """Run the network over new slots [B, S] behind an open cache; what it says of each slot.
 
         Args:
             tokens: [B, S] int64.
             features: [B, S, F], the target's features.
+            positions: [B, S] int64, tokens before each slot.
             seen: [B, S, keys] bool, what each slot attends to.
         """
 
@@ -52,10 +55,11 @@ class GrowingDrafter(Drafter):
         """The root's children, from what the last committed slot said: [B, 1, width]."""
 
     @abstractmethod
-    def _grow_level(self, level: BeamLevel, seen: Tensor) -> Expansion:
+    def _grow_level(self, level: BeamLevel, positions: Tensor, seen: Tensor) -> Expansion:
         """The children of a beam, in slots that the cache is open for.
 
-        seen: [B, R, keys] bool, what each beam row attends to.
+        Args:
+            positions: [B, R] int64; seen: [B, R, keys] bool, what each beam row attends to.
         """
 
     def observe(self, seen: Observation) -> None:
@@ -148,8 +152,9 @@ class GrowingDrafter(Drafter):
             steps = torch.arange(here.shape[1], device=tokens.device)
             self._cache.open(here.shape[1])
             slots = torch.arange(self._cache.key_length, device=tokens.device)
-            seen = slots <= (self._cache.lengths[:, None] + steps)[..., None]
-            said = self._read(here, features[:, start : start + part], seen)
+            positions = self._cache.lengths[:, None] + steps
+            seen = slots <= positions[..., None]
+            said = self._read(here, features[:, start : start + part], positions, seen)
             self._cache.commit(mine)
             last = torch.tensor(mine, device=tokens.device) - 1
             found = {name: each[rows, last.clamp(min=0)] for name, each in said.items()}
@@ -169,13 +174,7 @@ class GrowingDrafter(Drafter):
         seen = (slots < lengths)[:, None].repeat(1, width, 1)
         drafted = lengths + torch.arange(level.visible.shape[-1], device=lengths.device)
         seen.scatter_(2, drafted[:, None].expand(-1, width, -1), level.visible)
-        return self._grow_level(level, seen)
-
-
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """``seen`` as an additive mask of the same shape: 0, or the dtype's minimum."""
-    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return mask.masked_fill_(~seen, torch.finfo(dtype).min)
+        return self._grow_level(level, (lengths + level.index).expand(-1, width), seen)
 
 
 def likeliest(logits: Tensor, width: int, *, keep: bool) -> Expansion:

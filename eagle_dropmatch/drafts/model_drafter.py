@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle_dropmatch.drafts.base import DraftPrompt, TreeShape
-from eagle_dropmatch.drafts.growing import GrowingDrafter, additive, likeliest
+from eagle_dropmatch.drafts.growing import GrowingDrafter, likeliest
 from eagle_dropmatch.target import TargetModel
-from eagle_dropmatch.tree import BeamLevel, Expansion
+from eagle_dropmatch.tree import BeamLevel, Expansion, additive
 
 
 class ModelDrafter(GrowingDrafter):
@@ -45,17 +45,16 @@ class ModelDrafter(GrowingDrafter):
         none = tokens[..., None]
         self._extend(tokens, none, [length + 1 for length in prompt.lengths])
 
-    def _read(self, tokens: Tensor, features: Tensor, seen: Tensor) -> dict[str, Tensor]:
-        steps = torch.arange(tokens.shape[1], device=tokens.device)
-        return {"hidden": self._forward(tokens, self._cache.lengths[:, None] + steps, seen)}
+    def _read(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, seen: Tensor
+    ) -> dict[str, Tensor]:
+        return {"hidden": self._forward(tokens, positions, seen)}
 
     def _first(self, width: int) -> Expansion:
         return self._best(self._ends["hidden"][:, None], width)
 
-    def _grow_level(self, level: BeamLevel, seen: Tensor) -> Expansion:
-        width = level.tokens.shape[1]
-        positions = (self._cache.lengths[:, None] + level.index).expand(-1, width)
-        return self._best(self._forward(level.tokens, positions, seen), width)
+    def _grow_level(self, level: BeamLevel, positions: Tensor, seen: Tensor) -> Expansion:
+        return self._best(self._forward(level.tokens, positions, seen), level.tokens.shape[1])
 
     def _forward(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         mask = additive(seen, self.model.dtype)[:, None]

@@ -13,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from eagle_dropmatch.cache import put_rows
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation, TreeShape
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.tree import DraftTree
@@ -81,8 +82,6 @@ class NGramDrafter(Drafter):
         self._texts = [self._texts[row] for row in rows.tolist()]
 
     def join(self, seats: Sequence[int], guests: Self) -> None:
-        from eagle_dropmatch.cache import put_rows
-
         self._roots = put_rows(self._roots, seats, guests._roots)
         self._texts += [_Text(self.longest)] * (max(seats) + 1 - len(self._texts))
         for seat, text in zip(seats, guests._texts, strict=True):

@@ -13,8 +13,8 @@ import numpy as np
 from ..files import write_text
 from ..stats import conditional_acceptance, unconditional_acceptance
 from .arms import PLAIN
-from .figures import new_figure, save_figure
-from .statistics import CONFIDENCE, SEED, Estimate, Interval, paired_difference
+from .figures import GREYS, error_bars, new_figure, save_figure
+from .statistics import CONFIDENCE, Estimate, Interval, paired_difference, resamples
 from .summary import LossyComparison, Row, Summary, Sums
 from .table import as_numbers, inline
 
@@ -24,7 +24,6 @@ RATIOS_AT = (5, 7, 9, 11)
 """EAGLE's depths at which the ratio is told."""
 NEAR = 0.99
 """Share of a rule's greatest tau from which on it counts as reached."""
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,7 @@ def saturation(points: Sequence[Point], group: str) -> Saturation:
             level = point.levels
             break
     questions = len(sums[0])
-    rng = np.random.default_rng(SEED)
-    draws = rng.integers(0, questions, size=(RESAMPLES, questions))
-    index = np.concatenate((np.arange(questions)[None], draws))
+    index = resamples(questions)
     taus = np.stack([each[index, 0].sum(1) / each[index, 1].sum(1) for each in sums])
     near = taus >= NEAR * taus.max(0)
     levels = np.asarray([point.levels for point in points])[near.argmax(0)]
@@ -136,12 +133,7 @@ def conclusions(points: Sequence[Point]) -> list[str]:
     by_depth = {point.levels - 1: point for point in points}
     for group in groups_of(points):
         ratios = [
-            f"depth {depth}: {inline(lossy.tau_ratio)}"
-            + (
-                f" (paper {PAPER_RATIOS[depth]})"
-                if depth in PAPER_RATIOS and group == "naive"
-                else ""
-            )
+            f"depth {depth}: {inline(lossy.tau_ratio)}{_paper(group, depth)}"
             for depth in RATIOS_AT
             if depth in by_depth and (lossy := by_depth[depth].lossy(group)) is not None
         ]
@@ -193,9 +185,6 @@ def write(points: Sequence[Point], folder: Path, command: str) -> str:
     return text
 
 
-STYLES = (("black", "o", "-"), ("0.35", "s", "--"), ("0.55", "^", "-."), ("0.7", "D", ":"))
-
-
 def draw(points: Sequence[Point], folder: Path) -> None:
     """tau over levels, and below it what the lossy rules cost and every rule's speed."""
     figure = new_figure(7.5, 8)
@@ -223,21 +212,17 @@ def draw(points: Sequence[Point], folder: Path) -> None:
 
 
 def _styles() -> list[tuple[str, str, str]]:
-    return [*STYLES, *((color, "x", dashes) for color, _, dashes in STYLES)]
+    return [*GREYS, *((color, "x", dashes) for color, _, dashes in GREYS)]
 
 
 def _line(
     panel: Any, levels: Sequence[int], values: Sequence[Estimate], label: str, style: Any
 ) -> None:
     middle = [each.value for each in values]
-    bounds = [each.interval or (each.value, each.value) for each in values]
     panel.errorbar(
         levels,
         middle,
-        yerr=[
-            [max(m - low, 0) for m, (low, _) in zip(middle, bounds, strict=True)],
-            [max(high - m, 0) for m, (_, high) in zip(middle, bounds, strict=True)],
-        ],
+        yerr=error_bars(middle, [each.interval for each in values]),
         elinewidth=0.7,
         linewidth=1.3,
         label=label,

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arms import EXACT
-from .statistics import CONFIDENCE, SEED, Estimate, Interval
+from .statistics import CONFIDENCE, FEW_RESAMPLES, Estimate, Interval, resamples
 from .summary import Summary
 from .table import inline
 
-RESAMPLES = 2000
 ENOUGH = 0.95
 """Share of resamples in which a curve must reach a cost for its interval there to be told."""
 
@@ -46,9 +45,7 @@ def equal_cost(
     Intervals are percentiles of a bootstrap over questions, all curves resampled together.
     """
     questions = len(summary.question_ids)
-    rng = np.random.default_rng(SEED)
-    draws = rng.integers(0, questions, size=(RESAMPLES, questions))
-    index = np.concatenate((np.arange(questions)[None], draws))
+    index = resamples(questions)
     sums = {
         group: np.asarray([list(each) for each in rows], dtype=np.float64)
         for group, rows in summary.sums.items()
@@ -116,7 +113,7 @@ def _read(
 
 def _estimate(values: NDArray[np.float64]) -> Estimate:
     drawn = values[1:][np.isfinite(values[1:])]
-    if len(drawn) < ENOUGH * RESAMPLES or np.ptp(drawn) == 0:
+    if len(drawn) < ENOUGH * FEW_RESAMPLES or np.ptp(drawn) == 0:
         return Estimate(float(values[0]), None)
     edge = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(drawn, [edge, 100 - edge])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,21 @@ def require_matplotlib() -> None:
     """UserError where figures could not be drawn: better before the run than after it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("the figures need matplotlib: run `pip install eagle-dropmatch[plot]`")
+
+
+GREYS = (("black", "o", "-"), ("0.35", "s", "--"), ("0.6", "^", "-."), ("0.75", "D", ":"))
+"""Colour, marker and dashes of a figure's lines, told apart without colour."""
+
+
+def error_bars(
+    values: Sequence[float], intervals: Sequence[tuple[float, float] | None]
+) -> list[list[float]]:
+    """What lies below and above each value, as matplotlib takes it; 0 without an interval."""
+    bounds = [interval or (value, value) for value, interval in zip(values, intervals, strict=True)]
+    return [
+        [max(value - low, 0.0) for value, (low, _) in zip(values, bounds, strict=True)],
+        [max(high - value, 0.0) for value, (_, high) in zip(values, bounds, strict=True)],
+    ]
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -85,13 +85,13 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         )
     if args.compile and args.fuse == "off":
         raise UserError("--compile goes with exchanged modules: leave --fuse off out")
-    others = [flag for flag in ("draft_lm", "draft_ngram") if getattr(args, flag) is not None] + (
-        ["draft"] if args.draft is not None else []
-    )
-    if len(others) > 1:
-        names = ", ".join(f"--{flag.replace('_', '-')}" for flag in others)
+    drafts = [
+        flag for flag in ("draft_lm", "draft_ngram", "draft") if getattr(args, flag) is not None
+    ]
+    if len(drafts) > 1:
+        names = ", ".join(f"--{flag.replace('_', '-')}" for flag in drafts)
         raise UserError(f"{names}: each is a draft; give one of them")
-    if (args.target is None) != (args.draft is None) and others in ([], ["draft"]):
+    if (args.target is None) != (not drafts) and drafts in ([], ["draft"]):
         given, missing = ("--target", "--draft") if args.draft is None else ("--draft", "--target")
         raise UserError(
             f"{given} without {missing}: a draft serves the one target it was trained for; give "

@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -96,8 +96,8 @@ def _choice_record(spec: ArmSpec, index: int, choice: Choice) -> dict[str, Any]:
         "prompt_tokens": [row.prompt_tokens for row in rows],
         "prefill_time": [turn.prefill_seconds for turn in turns],
         "decode_time": [turn.decode_seconds for turn in turns],
-        **_latency(turns),
-        **_covered(choice.qualities),
+        **_where_known("latency", (turn.latency for turn in turns)),
+        **_where_known("covered", (quality.covered for quality in choice.qualities)),
         "draft_nodes": [n for row in rows for n in row.draft_nodes],
         "acceptance_histogram": acceptance_histogram(n for row in rows for n in row.accept_lengths),
         "strict_accept_lengths": [n for row in rows for n in row.strict_accept_lengths],
@@ -110,16 +110,10 @@ def _choice_record(spec: ArmSpec, index: int, choice: Choice) -> dict[str, Any]:
     }
 
 
-def _latency(turns: Sequence[Turn]) -> dict[str, list[float]]:
-    """At a batch size above 1, where times are shares of the batch's."""
-    each = [turn.latency for turn in turns if turn.latency is not None]
-    return {"latency": each} if each else {}
-
-
-def _covered(qualities: Sequence[TurnQuality]) -> dict[str, list[int]]:
-    """Tokens of each turn's answer that the draft can say, where that is known."""
-    each = [quality.covered for quality in qualities if quality.covered is not None]
-    return {"covered": each} if each else {}
+def _where_known(name: str, values: Iterable[float | None]) -> dict[str, list[float]]:
+    """A field of one value a turn, or no field where there are none."""
+    known = [value for value in values if value is not None]
+    return {name: known} if known else {}
 
 
 def read_record(record: Mapping[str, Any]) -> QuestionResult:

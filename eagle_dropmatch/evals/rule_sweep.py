@@ -8,7 +8,7 @@ from typing import Any
 
 from ..files import write_text
 from .equal_cost import as_markdown, equal_cost
-from .figures import new_figure, save_figure
+from .figures import error_bars, new_figure, save_figure
 from .summary import LossyComparison, Row, Summary
 
 SWEEP: Mapping[str, tuple[str, ...]] = {
@@ -157,9 +157,4 @@ def _curve(panel: Any, points: Sequence[Mapping[str, Any]], key: str) -> None:
 
 
 def _bars(points: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
-    low, high = [], []
-    for point in points:
-        interval = point[f"{key}_interval"] or (point[key], point[key])
-        low.append(max(point[key] - interval[0], 0.0))
-        high.append(max(interval[1] - point[key], 0.0))
-    return [low, high]
+    return error_bars([p[key] for p in points], [p[f"{key}_interval"] for p in points])

@@ -42,6 +42,18 @@ class Estimate(NamedTuple):
     interval: Interval | None
 
 
+FEW_RESAMPLES = 2000
+"""Resamples where a statistic is worked out for whole curves."""
+
+
+def resamples(questions: int) -> NDArray[np.int64]:
+    """Which questions each resample holds: [1 + FEW_RESAMPLES, questions], first the sample
+    itself."""
+    rng = np.random.default_rng(SEED)
+    draws = rng.integers(0, questions, size=(FEW_RESAMPLES, questions))
+    return np.concatenate((np.arange(questions)[None], draws))
+
+
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
     """sum(numerators) / sum(denominators) over questions, with its BCa interval."""
     return _estimate([numerators, denominators], _ratio_of_sums)
