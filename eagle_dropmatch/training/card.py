@@ -52,6 +52,9 @@ class DraftCard:
             self, sources=count_sources(examples), held_out=len(held_out), options=options
         )
 
+    def started_from_words(self, otherwise: str) -> str:
+        return otherwise if self.started_from is None else f"the draft {self.started_from}"
+
     def summary(self) -> dict[str, Any]:
         """The entry in the draft's config.json."""
         return {
@@ -80,36 +83,16 @@ def write_card(folder: Path, card: DraftCard, config: Eagle3Config) -> None:
     write_text(folder / CARD_NAME, card_text(card, config))
 
 
+def write_lm_card(folder: Path, card: DraftCard, kept: Sequence[int]) -> None:
+    """The same of a small language model of the target's layers ``kept``."""
+    write_text(folder / CARD_NAME, lm_card_text(card, kept))
+
+
 def card_text(card: DraftCard, config: Eagle3Config) -> str:
     """The card as Markdown, with the front matter that model hubs read."""
     options = card.options
-    reference = card.target == REFERENCE_TARGET_HUB_ID
-    head = ["license: apache-2.0"] if reference else []
-    head += [f"base_model: {card.target}", "tags: [eagle3, speculative-decoding]"]
-    table = "\n".join(
-        f"| {source.source} | {_describe(source.source)} | {source.examples:,} | "
-        f"{source.answer_tokens:,} |"
-        for source in card.sources
-    )
-    start = (
-        "the base model's own last layer, final norm and LM-head rows"
-        if card.started_from is None
-        else f"the draft {card.started_from}"
-    )
-    earlier = (
-        f" ({card.earlier_rows + card.rows:,} with those of the drafts it started from)"
-        if card.earlier_rows
-        else ""
-    )
-    licence = (
-        "Apache-2.0, as the base model's."
-        if reference
-        else "The terms of the base model and of the training data apply."
-    )
-    front = "\n".join(head)
-    return f"""---
-{front}
----
+    start = "the base model's own last layer, final norm and LM-head rows"
+    return f"""{_front(card, "eagle3, speculative-decoding")}
 
 # EAGLE-3 draft for {card.target}
 
@@ -121,12 +104,70 @@ base model.
 ## Training
 
 Training-time test of {options.ttt_steps} steps (weight {options.ttt_decay:g} to the power of the
-step) against the frozen base model, started from {start}. AdamW, peak learning rate
+step) against the frozen base model, started from {card.started_from_words(start)}.
+{_schedule(card)}
+
+{_ending(card)}"""
+
+
+def lm_card_text(card: DraftCard, kept: Sequence[int]) -> str:
+    """The card of a small language model of the base model's layers ``kept``, as Markdown."""
+    numbers = ", ".join(map(str, kept))
+    start = "the base model's own weights"
+    return f"""{_front(card, "speculative-decoding")}
+
+# A small language model for {card.target}
+
+{len(kept)} of the base model's decoder layers ({numbers}) between its own embedding and LM head, to
+draft for it in speculative decoding: the same tokenizer, the same vocabulary. Distilled with
+eagle-dropmatch (`scripts/distil_draft_lm.py`).
+
+## Training
+
+Cross-entropy against the frozen base model's distribution over its whole vocabulary after each
+answer token, started from {card.started_from_words(start)}; embedding and LM head stay as they are.
+{_schedule(card)}
+
+{_ending(card)}"""
+
+
+def _front(card: DraftCard, tags: str) -> str:
+    lines = ["license: apache-2.0"] if _reference(card) else []
+    lines += [f"base_model: {card.target}", f"tags: [{tags}]"]
+    return "\n".join(("---", *lines, "---"))
+
+
+def _reference(card: DraftCard) -> bool:
+    return card.target == REFERENCE_TARGET_HUB_ID
+
+
+def _schedule(card: DraftCard) -> str:
+    options = card.options
+    earlier = (
+        f" ({card.earlier_rows + card.rows:,} with those of the drafts it started from)"
+        if card.earlier_rows
+        else ""
+    )
+    return f"""AdamW, peak learning rate
 {options.learning_rate:g}, gradient clip {options.clip:g}, {options.positions:,} padded positions a
 step, seed {options.seed}. {card.steps:,} steps, {card.rows:,} supervised rows
-seen{earlier}.
+seen{earlier}."""
 
-Data files: {", ".join(card.files) or "unnamed"}.
+
+def _ending(card: DraftCard) -> str:
+    """Data, result and licence."""
+    options = card.options
+    table = "\n".join(
+        f"| {source.source} | {_describe(source.source)} | {source.examples:,} | "
+        f"{source.answer_tokens:,} |"
+        for source in card.sources
+    )
+    licence = (
+        "Apache-2.0, as the base model's."
+        if _reference(card)
+        else "The terms of the base model and of the training data apply."
+    )
+    return f"""Data files: {", ".join(card.files) or "unnamed"}.
 
 | source | what it is | examples | answer tokens |
 |---|---|---:|---:|

@@ -30,7 +30,9 @@ def check(spec: RunSpec) -> None:
         if next(read_examples(path), None) is None:
             raise UserError(f"the corpus {path} is empty: make one with scripts/make_corpus.py")
     target = read_config(spec.target, "--target") if spec.target else None
-    if target is not None and spec.init_draft is None:
+    if target is not None and spec.layers is not None:
+        _check_layers(spec.layers, _text_config(target))
+    elif target is not None and spec.init_draft is None:
         _check_new_draft(spec, _text_config(target))
     if spec.init_draft is not None:
         draft = read_config(spec.init_draft, "--init-draft")
@@ -48,6 +50,12 @@ def _check_new_draft(spec: RunSpec, target: Mapping[str, Any]) -> None:
             f"--target {spec.target} has {layers} layers: EAGLE-3's three taps are distinct only "
             f"from {_FEWEST_LAYERS} on"
         )
+
+
+def _check_layers(layers: int, target: Mapping[str, Any]) -> None:
+    has = target.get("num_hidden_layers")
+    if isinstance(has, int) and layers >= has:
+        raise UserError(f"--layers {layers}: the target has {has}; keep 1 to {has - 1} of them")
 
 
 def _check_same_width(spec: RunSpec, target: Mapping[str, Any], draft: Mapping[str, Any]) -> None:

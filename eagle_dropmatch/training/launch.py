@@ -21,12 +21,15 @@ from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.loading import cpu_has_bfloat16
 from eagle_dropmatch.settings import stop_token_ids
 from eagle_dropmatch.taps import decoder_layers
+from eagle_dropmatch.training import distil
 from eagle_dropmatch.training.batches import vocabulary_map
 from eagle_dropmatch.training.card import DraftCard
 from eagle_dropmatch.training.corpus import Example, read_examples, windows
+from eagle_dropmatch.training.distil import Distiller, cut_model, spread_layers
 from eagle_dropmatch.training.initial import new_draft_config, start_from_target
 from eagle_dropmatch.training.options import RunSpec, TrainOptions
-from eagle_dropmatch.training.trainer import Trainer, Worker
+from eagle_dropmatch.training.trainer import Trainer
+from eagle_dropmatch.training.training_run import TrainingRun, Worker
 from eagle_dropmatch.training.ttt import ChunkLoss, chunk_loss
 
 MOST_CPU_WORKERS = 8
@@ -69,7 +72,7 @@ def _work(rank: int, spec: RunSpec, address: str | None, mistakes: Any) -> None:
         backend = "nccl" if spec.device == "cuda" else "gloo"
         dist.init_process_group(backend, address, rank=rank, world_size=spec.workers)
     try:
-        build_trainer(spec, Worker(rank, spec.workers)).run()
+        build_run(spec, Worker(rank, spec.workers)).run()
     except UserError as error:
         if mistakes is not None:
             mistakes.put(str(error))
@@ -79,21 +82,79 @@ def _work(rank: int, spec: RunSpec, address: str | None, mistakes: Any) -> None:
             dist.destroy_process_group()
 
 
-def build_trainer(spec: RunSpec, worker: Worker) -> Trainer:
-    """The trainer of one worker, at the step of the last checkpoint."""
-    from transformers import AutoModelForCausalLM
-
+def build_run(spec: RunSpec, worker: Worker) -> TrainingRun:
+    """The run of one worker, at the step of the last checkpoint."""
     cli.silence_transformers()
     device = torch.device(spec.device, worker.rank) if spec.device == "cuda" else spec.device
-    dtype: torch.dtype = getattr(torch, spec.dtype)
     examples = load_data(spec)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        spec.target, dtype=dtype, attn_implementation=spec.attn_implementation
-    )
-    model.to(device)
+    model = load_model(spec, spec.target, device)
     model.requires_grad_(False)
-    config = model.config.get_text_config()
-    check_ids(examples, config.vocab_size)
+    check_ids(examples, model.config.get_text_config().vocab_size)
+    build = build_trainer if spec.layers is None else build_distiller
+    return build(spec, worker, model, examples)
+
+
+def load_model(spec: RunSpec, source: str, device: Any) -> Any:
+    """A causal language model in the run's dtype, on the worker's device."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        source, dtype=getattr(torch, spec.dtype), attn_implementation=spec.attn_implementation
+    )
+    return model.to(device)
+
+
+def build_distiller(
+    spec: RunSpec, worker: Worker, model: Any, examples: Sequence[Example]
+) -> Distiller:
+    """The run that distils a small language model out of some of the target's layers."""
+    from transformers import AutoTokenizer
+
+    assert spec.layers is not None
+    layers = model.config.get_text_config().num_hidden_layers
+    kept = spread_layers(layers, spec.layers)
+    small = cut_model(model, kept)
+    if spec.init_draft is not None:
+        earlier = load_model(spec, spec.init_draft, model.device)
+        if earlier.config.get_text_config().num_hidden_layers != len(kept):
+            raise UserError(f"--init-draft {spec.init_draft} has another number of --layers")
+        small.load_state_dict(earlier.state_dict())
+    kernel: distil.ChunkLoss = distil.chunk_loss
+    if spec.compile:
+        kernel = torch.compile(kernel, dynamic=True)
+        for layer in (*decoder_layers(model), *decoder_layers(small)):
+            layer.compile(dynamic=True)
+    return Distiller(
+        small,
+        kept,
+        model,
+        AutoTokenizer.from_pretrained(spec.target),
+        examples,
+        Path(spec.out),
+        spec.options,
+        stop_ids=stop_token_ids(model.generation_config),
+        worker=worker,
+        card=start_card(spec),
+        kernel=kernel,
+    )
+
+
+def start_card(spec: RunSpec) -> DraftCard:
+    """What is known of a run before it begins."""
+    return DraftCard(
+        target=spec.base_model or _public_name(spec.target),
+        files=tuple(Path(path).name for path in spec.data),
+        started_from=None if spec.init_draft is None else _public_name(spec.init_draft),
+        earlier_rows=rows_seen(spec.init_draft),
+    )
+
+
+def build_trainer(
+    spec: RunSpec, worker: Worker, model: Any, examples: Sequence[Example]
+) -> Trainer:
+    """The run that trains an EAGLE-3 draft."""
+    config, device = model.config.get_text_config(), model.device
+    dtype: torch.dtype = getattr(torch, spec.dtype)
     if spec.init_draft is not None:
         draft = load_draft(
             spec.init_draft,
@@ -125,12 +186,7 @@ def build_trainer(spec: RunSpec, worker: Worker) -> Trainer:
         spec.options,
         stop_ids=stop_token_ids(model.generation_config),
         worker=worker,
-        card=DraftCard(
-            target=spec.base_model or _public_name(spec.target),
-            files=tuple(Path(path).name for path in spec.data),
-            started_from=None if spec.init_draft is None else _public_name(spec.init_draft),
-            earlier_rows=rows_seen(spec.init_draft),
-        ),
+        card=start_card(spec),
         kernel=kernel,
     )
 

@@ -55,3 +55,4 @@ class RunSpec:
     attn_implementation: str | None = None  # of the frozen target; None: transformers' choice
     compile: bool = False  # fuse the small operations with torch.compile
     base_model: str | None = None  # the target's public name, for the draft's card
+    layers: int | None = None  # of a small language model to distil; None: an EAGLE-3 draft

@@ -1,4 +1,4 @@
-"""The flags of scripts/train_draft.py and the run they describe."""
+"""The flags of the training scripts and the run they describe."""
 
 from __future__ import annotations
 
@@ -19,10 +19,48 @@ _DTYPES = {name: dtype for name, dtype in DTYPES.items() if dtype != "float16"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add every flag of a training run."""
-    _add_models(parser.add_argument_group("models and data"))
+    """Add every flag of an EAGLE-3 draft's training run."""
+    models = parser.add_argument_group("models and data")
+    _add_models(models, "the target's last layer and head rows")
+    _option(
+        models,
+        "--draft-vocab",
+        cli.integer(1),
+        None,
+        "N",
+        f"tokens of the draft's vocabulary, the most frequent ones of the answers (default "
+        f"{RunSpec.draft_vocab})",
+    )
     _add_schedule(parser.add_argument_group("schedule"))
     _add_loss(parser.add_argument_group("training-time test"))
+    machine = parser.add_argument_group("machine")
+    _add_machine(machine)
+    _option(
+        machine,
+        "--attention-block",
+        cli.integer(0),
+        0,
+        "N",
+        "rows that attend together, a matter of speed; 0: all on a GPU, "
+        f"{_OPTIONS.attention_block} on CPUs",
+    )
+
+
+def add_distil_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add every flag of a small language model's distillation."""
+    models = parser.add_argument_group("models and data")
+    _add_models(models, "layers of the target")
+    _option(
+        models,
+        "--layers",
+        cli.integer(1),
+        4,
+        "N",
+        "decoder layers of the small model: the target's first and last, and some in between",
+    )
+    schedule = parser.add_argument_group("schedule")
+    _add_schedule(schedule)
+    _add_eval_steps(schedule)
     _add_machine(parser.add_argument_group("machine"))
 
 
@@ -32,13 +70,22 @@ def read_spec(args: argparse.Namespace) -> RunSpec:
         raise UserError(
             "--draft-vocab was given with --init-draft, whose vocabulary is kept: give one of them"
         )
-    options = {field.name: getattr(args, field.name) for field in fields(TrainOptions)}
+    return _read(args, draft_vocab=args.draft_vocab or RunSpec.draft_vocab)
+
+
+def read_distil_spec(args: argparse.Namespace) -> RunSpec:
+    """The distillation that the flags describe."""
+    return _read(args, layers=args.layers)
+
+
+def _read(args: argparse.Namespace, **more: Any) -> RunSpec:
+    given = {name: getattr(args, name, None) for name in (f.name for f in fields(TrainOptions))}
+    options = {name: value for name, value in given.items() if value is not None}
     return RunSpec(
         target=args.target or "",
         data=tuple(args.data),
         out=args.output_dir,
         options=TrainOptions(**options),
-        draft_vocab=args.draft_vocab or RunSpec.draft_vocab,
         max_length=args.max_length,
         init_draft=args.init_draft,
         workers=args.workers,
@@ -48,10 +95,11 @@ def read_spec(args: argparse.Namespace) -> RunSpec:
         base_model=args.base_model,
         attn_implementation=args.attn_implementation,
         compile=args.compile,
+        **more,
     )
 
 
-def _add_models(group: argparse._ArgumentGroup) -> None:
+def _add_models(group: argparse._ArgumentGroup, start: str) -> None:
     group.add_argument(
         "--target",
         metavar="MODEL",
@@ -80,17 +128,7 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--init-draft",
         metavar="DRAFT",
-        help="start from this draft's weights and vocabulary (default: from the target's last "
-        "layer and head rows)",
-    )
-    _option(
-        group,
-        "--draft-vocab",
-        cli.integer(1),
-        None,
-        "N",
-        f"tokens of the draft's vocabulary, the most frequent ones of the answers (default "
-        f"{RunSpec.draft_vocab})",
+        help=f"start from a draft of an earlier run (default: from {start})",
     )
     _option(
         group,
@@ -189,6 +227,10 @@ def _add_loss(group: argparse._ArgumentGroup) -> None:
         "W",
         "weight of each further step against the one before, in (0, 1]",
     )
+    _add_eval_steps(group)
+
+
+def _add_eval_steps(group: argparse._ArgumentGroup) -> None:
     _option(
         group,
         "--eval-steps",
@@ -237,15 +279,6 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
     )
     _option(
         group, "--threads", cli.integer(0), 0, "N", "CPU threads a worker; 0: the cores, shared out"
-    )
-    _option(
-        group,
-        "--attention-block",
-        cli.integer(0),
-        0,
-        "N",
-        "rows that attend together, a matter of speed; 0: all on a GPU, "
-        f"{_OPTIONS.attention_block} on CPUs",
     )
 
 

@@ -1,4 +1,4 @@
-"""A training run from its checked flags to its last draft: the body of scripts/train_draft.py."""
+"""A training run from its checked flags to its last draft: the body of the training scripts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_training(spec: RunSpec, argv: Sequence[str], train: Train | None = None)
     spec = launch.settle(spec)
     _say(opening(spec))
     if spec.device == "cpu" and "jemalloc" not in os.environ.get("LD_PRELOAD", ""):
-        _say(allocator_advice(argv))
+        _say(allocator_advice(argv, spec))
     (train or launch.train)(spec)
     print(result(Path(spec.out)))
     return 0
@@ -52,25 +52,29 @@ def opening(spec: RunSpec) -> str:
             f"the data has {len(examples)} examples: more than {spec.options.held_out} are needed, "
             "since that many are held out (--held-out)"
         )
+    steps = f"{spec.options.steps:,} steps of {spec.options.positions:,} padded positions"
+    if spec.layers is None:
+        what, start = "draft", "its last layer and head rows"
+        steps += f", {spec.options.ttt_steps} steps of training-time test"
+    else:
+        what, start = f"language model of {spec.layers} layers", "layers of it"
     lines = [
-        f"draft for {spec.base_model or spec.target}, from "
-        f"{spec.init_draft or 'its last layer and head rows'}",
+        f"{what} for {spec.base_model or spec.target}, from {spec.init_draft or start}",
         *(
             f"data: {source}: {number:,} examples, {tokens:,} answer tokens"
             for source, number, tokens in count_sources(examples)
         ),
-        f"{spec.options.steps:,} steps of {spec.options.positions:,} padded positions, "
-        f"{spec.options.ttt_steps} steps of training-time test; "
-        f"{spec.options.held_out} answers held out",
+        f"{steps}; {spec.options.held_out} answers held out",
         f"{spec.workers} x {spec.device}, {spec.threads} threads each, {spec.dtype}; "
         f"into {spec.out}",
     ]
     return "\n".join(lines)
 
 
-def allocator_advice(argv: Sequence[str]) -> str:
+def allocator_advice(argv: Sequence[str], spec: RunSpec) -> str:
     """Fresh memory is what a training step waits for with the C library's own allocator."""
-    again = shlex.join(["python", "scripts/train_draft.py", *argv])
+    script = "train_draft" if spec.layers is None else "distil_draft_lm"
+    again = shlex.join(["python", f"scripts/{script}.py", *argv])
     return (
         "note: training on CPUs is about three times faster with jemalloc (Debian, Ubuntu: "
         "apt install libjemalloc2):\n"

@@ -271,7 +271,7 @@ def test_the_machines_own_values_are_settled(monkeypatch):
 def test_a_new_draft_is_taught_by_the_very_target_that_it_will_serve(place):
     """Casting a model to float32 and back rounds its rotary frequencies to bfloat16."""
     spec = RunSpec("toy-chat", ("a.jsonl",), "o", TrainOptions(held_out=2), draft_vocab=100)
-    trainer = launch.build_trainer(spec, launch.Worker())
+    trainer = launch.build_run(spec, launch.Worker())
     rotary = trainer.teacher.model.model.rotary_emb
     assert trainer.teacher.model.dtype == torch.bfloat16
     assert rotary.inv_freq.dtype == torch.float32

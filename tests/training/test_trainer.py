@@ -16,11 +16,13 @@ from training_toys import DRAFT_VOCAB, HIDDEN, STOP, toy_draft, toy_examples, to
 from eagle_dropmatch.drafts.checkpoint import load_draft
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.training import trainer as trainer_module
+from eagle_dropmatch.training import training_run
 from eagle_dropmatch.training.card import DraftCard
 from eagle_dropmatch.training.corpus import Example
 from eagle_dropmatch.training.options import TrainOptions
 from eagle_dropmatch.training.runlog import draw_curves, read_log
-from eagle_dropmatch.training.trainer import Trainer, choose_held_out
+from eagle_dropmatch.training.trainer import Trainer
+from eagle_dropmatch.training.training_run import choose_held_out
 
 OPTIONS = TrainOptions(
     steps=12,
@@ -47,7 +49,7 @@ def model():
 def no_pictures(request, monkeypatch):
     """Drawing takes longer than everything else here."""
     if "curves" not in request.node.name:
-        monkeypatch.setattr(trainer_module, "draw_curves", lambda out: None)
+        monkeypatch.setattr(training_run, "draw_curves", lambda out: None)
 
 
 def build(
