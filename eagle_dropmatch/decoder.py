@@ -147,6 +147,22 @@ class SpeculativeDecoder:
             adaptive=pair.adaptive,
         )
 
+    def language_model(self, source: str | Path) -> Callable[[TreeShape], Drafter]:
+        """Drafters of another, smaller language model, to be set as ``drafter``.
+
+        Args:
+            source: folder or hub id of a causal model with the target's tokenizer.
+
+        Raises:
+            UserError: where it cannot be read or has another tokenizer.
+        """
+        from transformers import AutoTokenizer
+
+        from eagle_dropmatch.loading import check_tokenizer, language_model
+
+        check_tokenizer(source, AutoTokenizer.from_pretrained(source), self.tokenizer)
+        return language_model(source, self.target, self.target.head_device)
+
     @torch.inference_mode()
     def generate(
         self,

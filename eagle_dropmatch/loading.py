@@ -119,19 +119,8 @@ def load_pair(
         longest = draft_ngram
         return Pair(wrapped, lambda size: NGramDrafter(size, longest), tokenizer, tree, adaptive)
     if draft_lm is not None:
-        lm = _read(
-            AutoModelForCausalLM,
-            draft_lm,
-            "causal language model",
-            dtype=wrapped.dtype,
-            device_map=device_map,
-            attn_implementation=backend,
-        )
-        small = TargetModel(lm, fuse=fuse and can_fuse(lm), compile=compile)
-        probe(small)
-        vocabulary = wrapped.vocab_size
         return Pair(
-            wrapped, lambda size: ModelDrafter(small, size, vocabulary), tokenizer, tree, adaptive
+            wrapped, language_model(draft_lm, wrapped, device_map), tokenizer, tree, adaptive
         )
     assert draft is not None
     network = load_draft(
@@ -150,6 +139,29 @@ def load_pair(
     elif fuse:
         network.pack()
     return Pair(wrapped, lambda size: Eagle3Drafter(network, size), tokenizer, tree, adaptive)
+
+
+def language_model(
+    source: str | Path, target: TargetModel, device_map: Any = None
+) -> Callable[[TreeShape], ModelDrafter]:
+    """Drafters of one small language model, run as the target is run.
+
+    The caller has compared the tokenizers.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = _read(
+        AutoModelForCausalLM,
+        source,
+        "causal language model",
+        dtype=target.dtype,
+        device_map=device_map,
+        attn_implementation=target.model.config._attn_implementation,
+    )
+    fuse, compile = target.modules != "transformers'", target.modules == "compiled"
+    small = TargetModel(model, fuse=fuse and can_fuse(model), compile=compile)
+    probe(small)
+    return lambda shape: ModelDrafter(small, shape, target.vocab_size)
 
 
 def check_tokenizer(name: str | Path, small: Any, target: Any) -> None:

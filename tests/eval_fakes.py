@@ -211,10 +211,15 @@ class FakeDecoder:
         self.adaptive = False
         self.acceptor: Any = None
         self.calls: list[tuple[Any, bool, int]] = []
+        self.drafted_by: list[tuple[Any, Any]] = []
         self.interrupt_at: int | None = None
 
-    def drafter(self, shape):
+    @staticmethod
+    def drafter(shape):
         return SimpleNamespace(vocabulary=None)
+
+    def language_model(self, source):
+        return lambda shape: SimpleNamespace(vocabulary=None, source=source)
 
     def queue(self, batch_size, *, max_new_tokens, eos_token_id, repetition_penalty, draft):
         return FakeAnswers(self, batch_size, max_new_tokens, draft)
@@ -237,6 +242,7 @@ class FakeDecoder:
         if self.interrupt_at is not None and len(self.calls) >= self.interrupt_at:
             raise KeyboardInterrupt
         self.calls.append((self.acceptor, draft, seed))
+        self.drafted_by.append((self.drafter(self.tree), self.tree))
         prompt = input_ids[0].tolist()
         ids = answer_ids(prompt, max_new_tokens)
         row = make_row(ids, len(prompt), 3 if draft else 1)

@@ -53,6 +53,24 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         help="draft from the text instead: what followed its last N tokens or fewer before",
     )
     group.add_argument(
+        "--sd-lm",
+        metavar="MODEL",
+        help="beside the arms of the draft: speculative decoding, with chains of this smaller "
+        "language model of the target's tokenizer, exact and under the rules of --sd-acceptor",
+    )
+    group.add_argument(
+        "--sd-acceptor",
+        nargs="*",
+        metavar="RULE",
+        help="rules of its chains (default: dropmatch, the paper's Algorithm 1)",
+    )
+    group.add_argument(
+        "--sd-length",
+        type=cli.integer(1),
+        metavar="L",
+        help="tokens of its chains (default 5)",
+    )
+    group.add_argument(
         "--dtype", choices=DTYPES, metavar="DTYPE", help="float32, bfloat16 or float16"
     )
     group.add_argument(

@@ -3,9 +3,11 @@
 plain   our own loop with an empty tree: what drafting has to beat
 hf      ``generate`` of transformers on the same model object
 lookup  the same with its prompt-lookup decoding, which drafts from the text so far
-assisted the same with its assisted decoding, by the small model that --draft-lm names
+assisted the same with its assisted decoding, by the small model of --draft-lm or --sd-lm
 exact   EAGLE-3 trees, accepted only where the target agrees
 naive   EAGLE-3 trees under a lossy rule (any acceptor, by its name or expression)
+sd      chains of the small language model of --sd-lm: speculative decoding, exact
+sd:naive the same chains under a lossy rule
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from .chat import cut
 
 if TYPE_CHECKING:  # torch comes with it, and bad arguments are refused without torch
     from ..acceptors import Acceptor
+    from ..drafts.base import TreeShape
 
 PLAIN, HF, LOOKUP, ASSISTED, EXACT = "plain", "hf", "lookup", "assisted", "exact"
+SD = "sd"
 LOOKUP_TOKENS = 10
 """Tokens that prompt lookup proposes at most, as transformers' own documentation sets it."""
 NO_DRAFTING = "none"
@@ -48,6 +52,13 @@ class ArmSpec(NamedTuple):
     decoder's."""
     control: bool = False
     """Plain sampling among the tokens that its rule would accept: what a truncation costs alone."""
+    chain: bool = False
+    """Speculative decoding by the small language model, in chains."""
+
+    @property
+    def lossless_twin(self) -> str:
+        """The group of the arm that a lossy one is judged against."""
+        return SD if self.chain else EXACT
 
 
 class Turn(NamedTuple):
@@ -147,6 +158,27 @@ def plan_arms(
     return arms
 
 
+def plan_chains(
+    rules: Mapping[str, Acceptor], seeds: Sequence[int], length: int
+) -> list[tuple[ArmSpec, Acceptor | None]]:
+    """Speculative decoding in chains of ``length`` drafted tokens: exact, and under each rule."""
+    arms = plan_arms([EXACT, *rules], rules, seeds)
+    tree = (length + 1, length - 1, 1)
+    return [
+        (
+            spec._replace(
+                name=SD if spec.name == EXACT else f"{SD}-{spec.name}",
+                group=SD if spec.group == EXACT else f"{SD}:{spec.group}",
+                label="SD, exact" if spec.group == EXACT else f"SD + {spec.group}",
+                tree=tree,
+                chain=True,
+            ),
+            rule,
+        )
+        for spec, rule in arms
+    ]
+
+
 SHORT = 14
 """Rules of up to so many characters are written out in the table's first column."""
 
@@ -169,18 +201,19 @@ class DecoderArm:
     stop_ids: Sequence[int]
     sampling: Mapping[str, Any]
     """Settings of generate beyond greedy decoding."""
+    tree: Any
+    """The :class:`~eagle_dropmatch.drafts.base.TreeShape` of its drafts."""
+    adaptive: bool
+    drafter: Any
+    """Makes a drafter for a tree shape."""
 
     def _settings(self, max_new_tokens: int) -> dict[str, Any]:
         """Set the decoder up for this arm; what its calls are given."""
-        from ..drafts.base import ADAPTIVE_TREE, TreeShape
-
         # Also without drafts: the rule that the arm before left there may have work to do on the
         # prompt, and a baseline must not be charged for it.
         self.decoder.acceptor = self.acceptor
-        tree = self.spec.tree
-        if tree is not None:
-            self.decoder.adaptive = isinstance(tree, str)
-            self.decoder.tree = ADAPTIVE_TREE if isinstance(tree, str) else TreeShape(*tree)
+        self.decoder.tree, self.decoder.adaptive = self.tree, self.adaptive
+        self.decoder.drafter = self.drafter
         sampling = dict(self.sampling)
         if self.spec.control:
             sampling |= {"do_sample": True, "truncation": self.acceptor}
@@ -347,27 +380,38 @@ def build_arms(
     decoder: Any,
     stop_ids: Sequence[int],
     sampling: Mapping[str, Any],
+    language_model: Callable[[TreeShape], Any] | None = None,
 ) -> list[Arm]:
-    """The arms themselves, all on the models of one ``decoder``, so in one process and memory."""
+    """The arms themselves, all on the models of one ``decoder``, so in one process and memory.
+
+    ``language_model``: makes the drafters of the arms that draft chains.
+    """
+    from ..drafts.base import ADAPTIVE_TREE, TreeShape
+
     pad = decoder.tokenizer.pad_token_id
     if pad is None:
         pad = stop_ids[0] if stop_ids else 0
-    return [
-        TransformersArm(
-            spec,
-            decoder.target.model,
-            stop_ids,
-            pad,
-            sampling,
-            lookup=spec.name == LOOKUP,
-            assistant=_assistant(decoder) if spec.name == ASSISTED else None,
-        )
-        if rule is None
-        else DecoderArm(spec, decoder, rule, stop_ids, sampling)
-        for spec, rule in planned
-    ]
-
-
-def _assistant(decoder: Any) -> Any:
-    """The small model behind the decoder's drafter, as transformers has it."""
-    return decoder.drafter(decoder.tree).model.model
+    small = language_model or decoder.drafter
+    arms: list[Arm] = []
+    for spec, rule in planned:
+        if rule is None:
+            arms.append(
+                TransformersArm(
+                    spec,
+                    decoder.target.model,
+                    stop_ids,
+                    pad,
+                    sampling,
+                    lookup=spec.name == LOOKUP,
+                    # The small model behind the drafter, as transformers has it.
+                    assistant=small(decoder.tree).model.model if spec.name == ASSISTED else None,
+                )
+            )
+            continue
+        tree, adaptive = decoder.tree, decoder.adaptive
+        if spec.tree is not None:
+            adaptive = isinstance(spec.tree, str)
+            tree = ADAPTIVE_TREE if isinstance(spec.tree, str) else TreeShape(*spec.tree)
+        drafter = small if spec.chain else decoder.drafter
+        arms.append(DecoderArm(spec, decoder, rule, stop_ids, sampling, tree, adaptive, drafter))
+    return arms

@@ -20,7 +20,7 @@ from ..assets import REFERENCE_TARGET_HUB_ID
 from ..errors import UserError
 from ..machine import device_name
 from ..settings import stop_token_ids
-from .arms import EXACT, NO_DRAFTING, ArmSpec, build_arms, plan_arms
+from .arms import EXACT, NO_DRAFTING, ArmSpec, build_arms, plan_arms, plan_chains
 from .base import Benchmark, Question, select
 from .chat import ChatSettings, render
 from .checkpoints import check_models, describe_source
@@ -67,6 +67,7 @@ def evaluate(
     questions = select(everything, limit=options.limit, begin=options.begin, end=options.end)
     check_models(options.target, options.draft)
     check_models(options.draft_lm, None, flag="--draft-lm")
+    check_models(options.sd_lm, None, flag="--sd-lm")
     planned = plan_arms(
         options.arms,
         make_rules(options),
@@ -74,6 +75,8 @@ def evaluate(
         options.trees,
         controls=options.controls,
     )
+    if options.sd_lm is not None:
+        planned += plan_chains(make_chain_rules(options), options.seeds, options.sd_length)
     specs = [spec for spec, _ in planned]
     arguments = run_arguments(benchmark.name, options, questions)
     path = options.output_dir or default_folder(DEFAULT_ROOT, benchmark.name, arguments)
@@ -168,15 +171,11 @@ def make_rules(options: EvalOptions) -> dict[str, Acceptor]:
 
     Options given as flags go to every rule given by its name alone that takes them.
     """
-    from ..acceptors import ACCEPTORS, make_acceptor, option_names
-
     rules: dict[str, Acceptor] = {}
     taken: set[str] = set()
     for text in options.acceptors:
-        known = option_names(ACCEPTORS[text]) if text in ACCEPTORS else []
-        mine = {k: v for k, v in options.acceptor_options.items() if k in known}
-        taken.update(mine)
-        rule = make_acceptor(text, **mine)
+        rule, mine = _rule(text, options)
+        taken |= mine
         if text != EXACT:
             rules[text] = rule
     left = [
@@ -189,6 +188,20 @@ def make_rules(options: EvalOptions) -> dict[str, Acceptor]:
             "write options into the rule, as in 'naive(K=3)'"
         )
     return rules
+
+
+def make_chain_rules(options: EvalOptions) -> dict[str, Acceptor]:
+    """The rules of the small language model's chains, with the same options given as flags."""
+    return {text: _rule(text, options)[0] for text in options.sd_acceptors}
+
+
+def _rule(text: str, options: EvalOptions) -> tuple[Acceptor, set[str]]:
+    """A rule with the flags' options that it takes, and their names."""
+    from ..acceptors import ACCEPTORS, make_acceptor, option_names
+
+    known = option_names(ACCEPTORS[text]) if text in ACCEPTORS else []
+    mine = {k: v for k, v in options.acceptor_options.items() if k in known}
+    return make_acceptor(text, **mine), set(mine)
 
 
 def _measure(
@@ -217,7 +230,8 @@ def _measure(
         {**description, "first_prompt": first.text, "first_prompt_ids": first.ids[:8]},
         session(argv),
     )
-    arms = build_arms(planned, decoder, stop_ids, options.sampling)
+    small = None if options.sd_lm is None else decoder.language_model(options.sd_lm)
+    arms = build_arms(planned, decoder, stop_ids, options.sampling, small)
     judge = partial(judge_turn, decoder.target, drafted=_drafted(decoder))
     settings = RunSettings(
         max_new_tokens=options.max_new_tokens,
@@ -276,6 +290,7 @@ def _resolved(
             "name": options.target or REFERENCE_TARGET_HUB_ID,
         },
         "draft": _draft_described(options),
+        **({} if options.sd_lm is None else {"sd": describe_source(options.sd_lm)}),
         "tree": {
             "total_token": tree.total_token,
             "depth": tree.depth,

@@ -14,6 +14,8 @@ from .arguments import DTYPES, SAMPLE
 from .arms import ASSISTED, EXACT, HF, LOOKUP, PLAIN
 
 ATTENTION = ("sdpa", "eager")
+SD_ACCEPTOR, SD_LENGTH = "dropmatch", 5
+"""What DropMatch's table 6 measures on chains."""
 RULE_FLAGS = {
     "heads": "K",
     "p_drop": "p_drop",
@@ -32,6 +34,11 @@ class EvalOptions:
     draft: str | None
     draft_lm: str | None
     draft_ngram: int | None
+    sd_lm: str | None
+    sd_acceptors: tuple[str, ...]
+    """Rules of the chains of ``sd_lm``; empty without it."""
+    sd_length: int
+    """Tokens of these chains."""
     dtype: str | None
     attn_implementation: str | None
     device_map: str | None
@@ -104,8 +111,10 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
     if len(set(acceptors)) != len(acceptors):
         raise UserError(f"--acceptor {' '.join(acceptors)}: the same rule twice")
     arms, notes = _arms(args.arms, [rule for rule in acceptors if rule != EXACT])
-    if ASSISTED in arms and args.draft_lm is None:
-        raise UserError(f"--arms {ASSISTED}: transformers' assisted decoding needs --draft-lm")
+    if ASSISTED in arms and args.draft_lm is None and args.sd_lm is None:
+        raise UserError(
+            f"--arms {ASSISTED}: transformers' assisted decoding needs --draft-lm or --sd-lm"
+        )
     if args.batch_size > 1:
         arms = _batched(arms, args)
     return EvalOptions(
@@ -113,6 +122,7 @@ def read_options(args: argparse.Namespace) -> EvalOptions:
         draft=args.draft,
         draft_lm=args.draft_lm,
         draft_ngram=args.draft_ngram,
+        **_chains(args),
         dtype=None if args.dtype is None else DTYPES[args.dtype],
         attn_implementation=args.attn_implementation,
         device_map=args.device_map,
@@ -163,6 +173,30 @@ def _tree(args: argparse.Namespace) -> dict[str, Any]:
         "total_token": args.total_token,
         "depth": args.depth,
         "top_k": 1 if args.chain else args.top_k,
+    }
+
+
+def _chains(args: argparse.Namespace) -> dict[str, Any]:
+    """The second drafter, a language model, and its rules."""
+    if args.sd_lm is None:
+        for flag in ("sd_acceptor", "sd_length"):
+            if getattr(args, flag) is not None:
+                name = flag.replace("_", "-")
+                raise UserError(f"--{name} is about the chains of --sd-lm MODEL: give that too")
+        return {"sd_lm": None, "sd_acceptors": (), "sd_length": SD_LENGTH}
+    for flag in ("draft_lm", "trees"):
+        if getattr(args, flag):
+            raise UserError(
+                f"--sd-lm and --{flag.replace('_', '-')}: speculative decoding stands beside the "
+                "arms of a draft of its own; leave one of them out"
+            )
+    rules = (SD_ACCEPTOR,) if args.sd_acceptor is None else tuple(args.sd_acceptor)
+    if len(set(rules)) != len(rules):
+        raise UserError(f"--sd-acceptor {' '.join(rules)}: the same rule twice")
+    return {
+        "sd_lm": args.sd_lm,
+        "sd_acceptors": tuple(rule for rule in rules if rule != EXACT),
+        "sd_length": args.sd_length or SD_LENGTH,
     }
 
 

@@ -37,6 +37,11 @@ def run_arguments(
         **({"compile": True} if options.compile else {}),
         **({"draft_lm": options.draft_lm} if options.draft_lm is not None else {}),
         **({"draft_ngram": options.draft_ngram} if options.draft_ngram is not None else {}),
+        **(
+            {"sd": [options.sd_lm, options.sd_acceptors, options.sd_length]}
+            if options.sd_lm is not None
+            else {}
+        ),
         **({"batch_size": options.batch_size} if options.batch_size > 1 else {}),
         "tree": {
             "shape": "chain" if options.chain else "tree",
@@ -107,7 +112,8 @@ def header_lines(header: Mapping[str, Any], groups: Mapping[str, str]) -> list[s
         f"{_sampling(arguments['sampling'])}, batch {arguments.get('batch_size', 1)}, PyTorch "
         "loop, all arms in one process and in turn, "
         f"{arguments['warmup']} untimed answer(s) each before",
-        f"target {resolved['target']['name']}; draft {resolved['draft']['name']}",
+        f"target {resolved['target']['name']}; draft {resolved['draft']['name']}"
+        + _chains(arguments.get("sd")),
         f"{resolved['dtype']} on {resolved['device']}, {resolved['threads']} threads, attention "
         f"{resolved['attention']}, {resolved['modules']} modules, torch "
         f"{arguments['versions']['torch']}, transformers {arguments['versions']['transformers']}",
@@ -131,6 +137,10 @@ def _tree(tree: Mapping[str, int], several: Sequence[Any]) -> str:
         f"tree: {tree['total_token']} nodes with the root, {tree['depth'] + 1} draft levels "
         f"(EAGLE's --depth {tree['depth']}), top-k {tree['top_k']}"
     )
+
+
+def _chains(sd: Sequence[Any] | None) -> str:
+    return "" if sd is None else f"; SD: chains of {sd[2]} tokens of the model {sd[0]}"
 
 
 def _sampling(settings: Mapping[str, Any]) -> str:

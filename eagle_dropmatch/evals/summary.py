@@ -64,9 +64,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class LossyComparison:
-    """A lossy row beside exact acceptance on the same questions."""
+    """A lossy row beside exact acceptance of the same drafter on the same questions."""
 
     group: str
+    against: str
+    """The lossless row with the same drafts, called exact below."""
     drafting: bool
     tau_ratio: Estimate
     tau_ratio_by_seed: Mapping[int, Estimate]
@@ -125,7 +127,7 @@ def summarise(specs: Sequence[ArmSpec], results: Results, *, sampled: bool = Fal
     comparisons = tuple(
         _compare(group, [s for s in specs if s.group == group], results, pools)
         for group in pools
-        if by_group[group].lossy and EXACT in pools
+        if by_group[group].lossy and by_group[group].lossless_twin in pools
     )
     exact = [group for group in pools if by_group[group].acceptance == EXACT]
     own = [HF, PLAIN, LOOKUP, ASSISTED] if not sampled else [PLAIN]
@@ -238,7 +240,8 @@ def _row(spec: ArmSpec, pools: Mapping[str, Pool], baselines: Sequence[str]) -> 
 def _compare(
     group: str, specs: Sequence[ArmSpec], results: Results, pools: Mapping[str, Pool]
 ) -> LossyComparison:
-    exact, mine = pools[EXACT], pools[group]
+    against = specs[0].lossless_twin
+    exact, mine = pools[against], pools[group]
     shared = [question[0].question_id for question in exact]
 
     def tau_ratio(pool: Pool) -> Estimate:
@@ -252,12 +255,13 @@ def _compare(
     }
     return LossyComparison(
         group=group,
+        against=against,
         drafting=specs[0].acceptance != NO_DRAFTING,
         tau_ratio=tau_ratio(mine),
         tau_ratio_by_seed=by_seed,
         speed_ratio=paired_ratio(_tokens(mine), _seconds(mine), _tokens(exact), _seconds(exact)),
         wall_ratio=_wall_ratio(mine, exact),
-        difference=difference(mine, exact, EXACT),
+        difference=difference(mine, exact, against),
         log_probability_cost=paired_difference(
             _log_probabilities(exact), _tokens(exact), _log_probabilities(mine), _tokens(mine)
         ),

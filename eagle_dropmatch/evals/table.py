@@ -234,13 +234,14 @@ def _lossy_notes(comparison: LossyComparison) -> list[str]:
         if told.first_difference is not None
         else ""
     )
+    exact = comparison.against
     lines = [
         f"{name} is lossy: it accepts tokens that the target would not have chosen, so its answers "
-        f"may differ from the target's. {told.differing} of {told.questions} differ from exact's, "
-        f"{place}length ratio {_number(told.length_ratio)}.",
-        f"{name} / exact: tau ratio {_claim(comparison.tau_ratio)}; "
-        f"tokens/s ratio {_claim(comparison.speed_ratio)}; exact's seconds / {name}'s for the same "
-        f"questions {_claim(comparison.wall_ratio)}.",
+        f"may differ from the target's. {told.differing} of {told.questions} differ from "
+        f"{exact}'s, {place}length ratio {_number(told.length_ratio)}.",
+        f"{name} / {exact}: tau ratio {_claim(comparison.tau_ratio)}; "
+        f"tokens/s ratio {_claim(comparison.speed_ratio)}; {exact}'s seconds / {name}'s for the "
+        f"same questions {_claim(comparison.wall_ratio)}.",
         f"{name}: {_quality(comparison)}",
     ]
     if len(comparison.tau_ratio_by_seed) > 1:
@@ -252,7 +253,7 @@ def _lossy_notes(comparison: LossyComparison) -> list[str]:
 
 
 def _quality(comparison: LossyComparison) -> str:
-    cost = _claim(comparison.log_probability_cost, 0.0, " nats below exact's")
+    cost = _claim(comparison.log_probability_cost, 0.0, f" nats below {comparison.against}'s")
     return (
         f"the target's log-probability of an answer's token is {cost}; "
         f"{100 * comparison.stray_share:.1f}% of the tokens are not its argmax"
