@@ -52,7 +52,7 @@ def draw_bars(blocks: Blocks, folder: Path) -> None:
 
 def columns_of(rules: Sequence[RuleNumbers]) -> list[Column]:
     """The measures that these rules have."""
-    columns: list[Column] = [("tau (tokens a step)", lambda each: each.tau, 1.0, 2)]
+    columns: list[Column] = [("tau (tokens a step; dotted: plain)", lambda each: each.tau, 1.0, 2)]
     if any(each.speed is not None for each in rules):
         columns.append(("tokens/s over {}", lambda each: each.speed, 1.0, 2))
     if any(each.lossy for each in rules):
@@ -87,7 +87,7 @@ def _block(
         )
         end = max(0.0, found.value, *(found.interval or ()))
         panel.annotate(
-            inline(found, digits),
+            inline(found, digits) if found.value or found.interval else "0",
             (end, place),
             xytext=(4, 0),
             textcoords="offset points",

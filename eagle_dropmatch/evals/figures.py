@@ -61,11 +61,11 @@ STYLES = (
     Style("#CC79A7", "v", (0, (5, 1)), "xx"),
     Style("#56B4E9", "P", (0, (3, 1, 1, 1)), "--"),
     Style("#E69F00", "X", (0, (1, 1)), "++"),
-    Style("#7F7F7F", "*", (0, (6, 2, 1, 2)), "||"),
+    Style("#8C510A", "*", (0, (6, 2, 1, 2)), "||"),
     Style("#4B2E83", "p", (0, (8, 3)), "oo"),
 )
 """Okabe's and Ito's colours, which the colour-blind tell apart, and two more."""
-EXACT_STYLE = Style("0.25", "o", "-", "")
+EXACT_STYLE = Style("0.45", "o", "-", "")
 SMALLEST = 8
 """Points of the smallest letters, at the size that a figure is drawn at."""
 

@@ -66,14 +66,16 @@ def draw_sweeps(sweeps: Sequence[StoredSweep], folder: Path) -> None:
 
 
 def _paper(panels: Sequence[Any]) -> None:
-    """Without intervals: the paper gives none."""
+    """Without intervals: the paper gives none. The lossy curve only beside its quality."""
+    told = [name for name in PAPER_STYLES if len(panels) > 1 or name == "EAGLE-3"]
     for panel, table, axis in zip(
         panels,
         (PAPER_TAU, PAPER_SCORE),
         ("tau (tokens a step)", "MT-Bench score"),
         strict=False,
     ):
-        for name, style in PAPER_STYLES.items():
+        for name in told:
+            style = PAPER_STYLES[name]
             panel.plot(
                 [depth + 1 for depth in table[name]],
                 list(table[name].values()),

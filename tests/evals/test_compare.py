@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from stored_runs import write_run
 
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals import bar_figure, cost_figure, histogram_figure
+from eagle_dropmatch.evals import bar_figure, cost_figure, histogram_figure, sweep_figure
 from eagle_dropmatch.evals.compare import compare
 from eagle_dropmatch.evals.figures import EXACT_STYLE, SMALLEST, STYLES
 from eagle_dropmatch.evals.records import QuestionResult
 from eagle_dropmatch.evals.rule_numbers import RuleNumbers, acceptance, numbers_of
 from eagle_dropmatch.evals.statistics import Estimate, Interval
 from eagle_dropmatch.evals.stored_run import read_run
+from eagle_dropmatch.evals.stored_sweep import read_sweep
 from eagle_dropmatch.stats import RowStats, conditional_acceptance
 
 
@@ -270,6 +271,21 @@ def test_sweeps_of_all_shapes_share_one_figure(tmp_path: Path) -> None:
         "| 2 (1) | 17 | naive | 1.70 [1.60, 1.80] | 0.100 |"
         in (tmp_path / "out" / "compare.md").read_text()
     )
+
+
+@pytest.mark.parametrize("lossy", [True, False])
+def test_the_papers_lossy_curve_stands_only_beside_its_quality(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lossy: bool
+) -> None:
+    sweep = write_sweep(tmp_path / "sweep", {1: 2, 2: 3})
+    rows = json.loads((sweep / "sweep.json").read_text())
+    kept = [row for row in rows if lossy or row["rule"] == "exact"]
+    (sweep / "sweep.json").write_text(json.dumps(kept))
+    figure = figure_of(sweep_figure, sweep_figure.draw_sweeps, [read_sweep(sweep)], monkeypatch)
+    drawn = [[line.get_label() for line in panel.get_lines()] for panel in figure.axes]
+    assert len(drawn) == (4 if lossy else 2)
+    for papers in drawn[1::2]:
+        assert papers == (["EAGLE-3", "+ DropMatch"] if lossy else ["EAGLE-3"])
 
 
 def test_sweeps_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
