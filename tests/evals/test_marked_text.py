@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from stored_runs import write_run
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.evals.compare import as_json
 from eagle_dropmatch.evals.marked_text import refreshed
 from eagle_dropmatch.evals.quantities import QUANTITIES, quantity
+from eagle_dropmatch.evals.rule_numbers import numbers_of
 from eagle_dropmatch.evals.stored_run import StoredRun, read_run
 
 TEXT = """# A title
@@ -145,3 +148,17 @@ def test_the_repositorys_own_texts_say_what_its_runs_say(
     monkeypatch.chdir(repository)
     code = cli.run_command(load_script("update_readme").main, ["--check"])
     assert (code, capsys.readouterr().out) == (0, "")
+
+
+def test_the_readmes_figure_draws_what_its_runs_say(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository)
+
+    def numbers(text: str) -> Any:
+        return json.loads(text, parse_float=lambda number: round(float(number), 6))
+
+    drawn = numbers(Path("results/overview/compare.json").read_text(encoding="utf-8"))
+    runs = [read_run(Path(each["folder"])) for each in drawn["runs"]]
+    assert numbers(as_json([(run, numbers_of(run)) for run in runs], [])) == drawn
+    assert "results/overview/bars.png" in Path("README.md").read_text(encoding="utf-8")
