@@ -88,3 +88,24 @@ def _record(known: Any, qid: int, step: int, cost: float) -> dict[str, Any]:
     return make_record(
         known, Question(qid, "c", ("q",)), [Choice((turn,), ("a",), (quality,))], "m"
     )
+
+
+def write_sweep(path: Path, nodes: dict[int, int], *, questions: int = 4) -> Path:
+    """tau 1 + levels / 4 for exact and a fifth more for naive, at 0.1 nats."""
+    rows = []
+    for levels, count in nodes.items():
+        write_run(path / f"levels-{levels:02}", questions=questions)
+        for name, tau in (("exact", 1 + levels / 4), ("naive", 1.2 + levels / 4)):
+            rows.append(
+                {
+                    "levels": levels,
+                    "nodes": count,
+                    "rule": name,
+                    "tau": {"value": tau, "interval": [tau - 0.1, tau + 0.1]},
+                    "relaxed_share": 0.1 * (name == "naive"),
+                    "cost": {"value": 0.1, "interval": None} if name == "naive" else None,
+                    "questions": [{}] * questions,
+                }
+            )
+    (path / "sweep.json").write_text(json.dumps(rows))
+    return path

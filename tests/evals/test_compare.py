@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_runs import write_run
+from stored_runs import write_run, write_sweep
 
-from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import bar_figure, cost_figure, histogram_figure, sweep_figure
 from eagle_dropmatch.evals.compare import compare
 from eagle_dropmatch.evals.figures import EXACT_STYLE, SMALLEST, STYLES
@@ -231,48 +229,6 @@ def test_a_stopped_comparison_leaves_the_old_pictures_whole(
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-def write_sweep(path: Path, nodes: dict[int, int], *, questions: int = 4) -> Path:
-    """tau 1 + levels / 4 for exact and a fifth more for naive, at 0.1 nats."""
-    rows = []
-    for levels, count in nodes.items():
-        write_run(path / f"levels-{levels:02}", questions=questions)
-        for name, tau in (("exact", 1 + levels / 4), ("naive", 1.2 + levels / 4)):
-            rows.append(
-                {
-                    "levels": levels,
-                    "nodes": count,
-                    "rule": name,
-                    "tau": {"value": tau, "interval": [tau - 0.1, tau + 0.1]},
-                    "relaxed_share": 0.1 * (name == "naive"),
-                    "cost": {"value": 0.1, "interval": None} if name == "naive" else None,
-                    "questions": [{}] * questions,
-                }
-            )
-    (path / "sweep.json").write_text(json.dumps(rows))
-    return path
-
-
-def test_sweeps_of_all_shapes_share_one_figure(tmp_path: Path) -> None:
-    folders = [
-        write_sweep(tmp_path / "fixed", {1: 11, 2: 60, 3: 60}),
-        write_sweep(tmp_path / "grown", {1: 9, 2: 17, 3: 25}),
-        write_sweep(tmp_path / "line", {1: 2, 2: 3, 3: 4}),
-    ]
-    compare(folders, tmp_path / "out")
-    assert names(tmp_path / "out") == {"depth.png", "depth.pdf", "compare.md", "compare.json"}
-    sweeps = json.loads((tmp_path / "out" / "compare.json").read_text())["sweeps"]
-    assert [sweep["shape"] for sweep in sweeps] == [
-        "tree, 60 nodes",
-        "tree, growing by 8 nodes a level",
-        "chain",
-    ]
-    assert [point["levels"] for point in sweeps[1]["curves"]["naive"]] == [1, 2, 3]
-    assert (
-        "| 2 (1) | 17 | naive | 1.70 [1.60, 1.80] | 0.100 |"
-        in (tmp_path / "out" / "compare.md").read_text()
-    )
-
-
 @pytest.mark.parametrize("lossy", [True, False])
 def test_the_papers_lossy_curve_stands_only_beside_its_quality(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lossy: bool
@@ -286,29 +242,6 @@ def test_the_papers_lossy_curve_stands_only_beside_its_quality(
     assert len(drawn) == (4 if lossy else 2)
     for papers in drawn[1::2]:
         assert papers == (["EAGLE-3", "+ DropMatch"] if lossy else ["EAGLE-3"])
-
-
-def test_sweeps_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path / "sweep", {1: 2, 2: 3})
-    other = write_sweep(tmp_path / "other", {1: 2}, questions=3)
-    with pytest.raises(UserError, match="asked different questions"):
-        compare([sweep, other], tmp_path / "out")
-    write_run(sweep / "levels-02", finished=False)
-    with pytest.raises(UserError, match=r"not finished.*--partial"):
-        compare([sweep], tmp_path / "out")
-    compare([sweep], tmp_path / "out", partial=True)
-    assert "unfinished" in (tmp_path / "out" / "compare.md").read_text()
-    rows = json.loads((other / "sweep.json").read_text())
-    rows[1]["cost"] = None
-    (other / "sweep.json").write_text(json.dumps(rows))
-    with pytest.raises(UserError, match="naive is lossy and has no cost at 1 levels"):
-        compare([other], tmp_path / "out")
-    (other / "sweep.json").write_text("[]")
-    with pytest.raises(UserError, match=r"sweep\.json is not a sweep's"):
-        compare([other], tmp_path / "out")
-    shutil.rmtree(other / "levels-01")
-    with pytest.raises(UserError, match="expected the whole output folder"):
-        compare([other], tmp_path / "out")
 
 
 @pytest.mark.parametrize(
