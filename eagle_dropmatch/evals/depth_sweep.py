@@ -18,8 +18,16 @@ from .statistics import CONFIDENCE, Estimate, Interval, paired_difference, resam
 from .summary import LossyComparison, Row, Summary, Sums
 from .table import as_numbers, inline
 
-PAPER_RATIOS = {5: 1.091, 7: 1.133, 9: 1.137}
-"""naive / exact tau on MT-Bench by EAGLE's depth L (DropMatch, table 7: Llama-3.3-70B)."""
+PAPER_TAU = {
+    "EAGLE-3": {5: 5.37, 7: 5.81, 9: 6.06},
+    "+ DropMatch": {5: 5.86, 7: 6.58, 9: 6.89},
+}
+"""tau on MT-Bench by EAGLE's depth L (DropMatch, table 7: naive, Llama-3.3-70B)."""
+PAPER_SCORE = {
+    "EAGLE-3": {5: 8.47, 7: 8.43, 9: 8.48},
+    "+ DropMatch": {5: 8.45, 7: 8.46, 9: 8.59},
+}
+"""MT-Bench's score, 1 to 10, of the same answers."""
 RATIOS_AT = (5, 7, 9, 11)
 """EAGLE's depths at which the ratio is told."""
 NEAR = 0.99
@@ -143,8 +151,9 @@ def conclusions(points: Sequence[Point]) -> list[str]:
 
 
 def _paper(group: str, depth: int) -> str:
-    known = group == "naive" and depth in PAPER_RATIOS
-    return f" (paper {PAPER_RATIOS[depth]})" if known else ""
+    if group != "naive" or depth not in PAPER_TAU["EAGLE-3"]:
+        return ""
+    return f" (paper {PAPER_TAU['+ DropMatch'][depth] / PAPER_TAU['EAGLE-3'][depth]:.3f})"
 
 
 def write(points: Sequence[Point], folder: Path, command: str) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError
 from ..files import replacing
+
+if TYPE_CHECKING:
+    from .rule_numbers import RuleNumbers
 
 
 def require_matplotlib() -> None:
@@ -19,6 +23,51 @@ def require_matplotlib() -> None:
 
 GREYS = (("black", "o", "-"), ("0.35", "s", "--"), ("0.6", "^", "-."), ("0.75", "D", ":"))
 """Colour, marker and dashes of a figure's lines, told apart without colour."""
+
+
+Blocks = Mapping[str, Sequence["RuleNumbers"]]
+"""A run's title -> its rules."""
+TITLE_WIDTH = 40
+"""Characters of a line above a panel."""
+
+
+def headings(figure: Any, blocks: Blocks, parts: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """What stands above each panel: its run's title, unless all are of one, and its own lines."""
+    if len(blocks) == 1:
+        figure.suptitle(next(iter(blocks)), fontsize=SMALLEST + 1, fontweight="bold")
+    return [
+        "\n".join(
+            line
+            for text in ([title] if len(blocks) > 1 else []) + list(own)
+            for line in textwrap.wrap(text, TITLE_WIDTH)
+        )
+        for title, own in parts
+    ]
+
+
+class Style(NamedTuple):
+    """How a rule or a curve looks: every part alone tells it from the others."""
+
+    color: str
+    marker: str
+    dashes: Any
+    hatch: str
+
+
+STYLES = (
+    Style("#0072B2", "s", "--", "//"),
+    Style("#D55E00", "^", "-.", "\\\\"),
+    Style("#009E73", "D", ":", ".."),
+    Style("#CC79A7", "v", (0, (5, 1)), "xx"),
+    Style("#56B4E9", "P", (0, (3, 1, 1, 1)), "--"),
+    Style("#E69F00", "X", (0, (1, 1)), "++"),
+    Style("#8C510A", "*", (0, (6, 2, 1, 2)), "||"),
+    Style("#4B2E83", "p", (0, (8, 3)), "oo"),
+)
+"""Okabe's and Ito's colours, which the colour-blind tell apart, and two more."""
+EXACT_STYLE = Style("0.45", "o", "-", "")
+SMALLEST = 8
+"""Points of the smallest letters, at the size that a figure is drawn at."""
 
 
 def error_bars(

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +20,8 @@ from ..errors import UserError
 from ..files import lock, write_text
 
 FORMAT = 3
+READABLE = (2, 3)
+"""Formats whose answer records read the same: headers of format 2 say less about the models."""
 HEADER = "run.json"
 TABLES = ("table.md", "table.json")
 
@@ -77,20 +79,9 @@ class RunFolder:
     def read_header(path: Path) -> dict[str, Any] | None:
         """The header in ``path``, or None where there is none."""
         try:
-            header = json.loads((path / HEADER).read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{path / HEADER} cannot be read ({error}); give another --output-dir, "
-                "or --overwrite"
-            ) from None
-        if not isinstance(header, dict) or header.get("format") != FORMAT:
-            raise UserError(
-                f"{path / HEADER} is not of format {FORMAT}; give another --output-dir, "
-                "or --overwrite"
-            )
-        return header
+            return header_in(path, (FORMAT,))
+        except UserError as error:
+            raise UserError(f"{error}; give another --output-dir, or --overwrite") from None
 
     def start(
         self,
@@ -127,33 +118,16 @@ class RunFolder:
         self._write_header()
 
     def answers_path(self, arm: str) -> Path:
-        return self.path / f"answers-{arm}.jsonl"
+        return answers_path(self.path, arm)
 
     def answers(self, arm: str) -> dict[int | str, dict[str, Any]]:
         """Complete records of an arm by question, after cutting off a half-written last line."""
         path = self.answers_path(arm)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return {}
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
+        records, whole = read_answers(path)
+        if path.exists() and whole < path.stat().st_size:
             with path.open("r+b") as file:
-                file.truncate(len(whole))
+                file.truncate(whole)
                 os.fsync(file.fileno())
-        records: dict[int | str, dict[str, Any]] = {}
-        for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
-            try:
-                record = json.loads(line)
-                question_id = record["question_id"]
-            except (ValueError, KeyError, TypeError):
-                raise UserError(
-                    f"{path}, line {number}: not an answer record; repair the line, "
-                    "give another --output-dir, or --overwrite"
-                ) from None
-            if question_id in records:
-                raise UserError(f"{path}, line {number}: question {question_id} is there twice")
-            records[question_id] = record
         return records
 
     def append(self, arm: str, record: Mapping[str, Any]) -> None:
@@ -197,6 +171,49 @@ class RunFolder:
             raise UserError(
                 f"another run is writing to {self.path}; wait for it, or give another --output-dir"
             )
+
+
+def header_in(path: Path, formats: Sequence[int] = READABLE) -> dict[str, Any] | None:
+    """The header in a folder that may be another's to write, or None where there is none."""
+    try:
+        header = json.loads((path / HEADER).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path / HEADER} cannot be read ({error})") from None
+    if not isinstance(header, dict) or header.get("format") not in formats:
+        raise UserError(f"{path / HEADER} is not of format {' or '.join(map(str, formats))}")
+    return header
+
+
+def answers_path(folder: Path, arm: str) -> Path:
+    return folder / f"answers-{arm}.jsonl"
+
+
+def read_answers(path: Path) -> tuple[dict[int | str, dict[str, Any]], int]:
+    """The whole records of an answer file by question, and how many bytes they are.
+
+    Changes nothing: a half-written last line is left out. No file is no records.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}, 0
+    whole = data[: data.rfind(b"\n") + 1]
+    records: dict[int | str, dict[str, Any]] = {}
+    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+            question_id = record["question_id"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{path}, line {number}: not an answer record; repair the line, "
+                "give another --output-dir, or --overwrite"
+            ) from None
+        if question_id in records:
+            raise UserError(f"{path}, line {number}: question {question_id} is there twice")
+        records[question_id] = record
+    return records, len(whole)
 
 
 def default_folder(root: Path, benchmark: str, arguments: Mapping[str, Any]) -> Path:

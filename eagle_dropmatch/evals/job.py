@@ -7,7 +7,6 @@ folder.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from .progress import RunProgress
 from .provenance import header_lines, run_arguments, session
 from .quality import judge_turn
 from .runner import RunSettings, run, stored_results
+from .statistics import require_scipy
 from .summary import Summary, summarise
 from .table import as_json, markdown, terminal_text
 
@@ -61,8 +61,7 @@ def evaluate(
     """
     for note in options.notes:
         _say(note)
-    if importlib.util.find_spec("scipy") is None:
-        raise UserError("intervals need scipy: run `pip install eagle-dropmatch[eval]`")
+    require_scipy()
     everything = benchmark.load(options.questions)
     questions = select(everything, limit=options.limit, begin=options.begin, end=options.end)
     check_models(options.target, options.draft)

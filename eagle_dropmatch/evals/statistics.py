@@ -8,6 +8,7 @@ quotients resample both arms together (paired), which cancels what makes a quest
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import warnings
 from collections.abc import Sequence
@@ -16,12 +17,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import UserError
+
 Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 RESAMPLES = 9999
 SEED = 20240
 """Seed of the resampling: the same records always print the same intervals."""
+
+
+def require_scipy() -> None:
+    """UserError where intervals could not be worked out."""
+    if importlib.util.find_spec("scipy") is None:
+        raise UserError("intervals need scipy: run `pip install eagle-dropmatch[eval]`")
 
 
 class Interval(NamedTuple):

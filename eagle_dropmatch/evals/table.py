@@ -62,14 +62,18 @@ def markdown(summary: Summary, header: Sequence[str]) -> str:
     baselines = baselines_of(summary)
     columns, body = header_cells(baselines), body_cells(summary, baselines)
     lines = [f"- {text}" for text in header]
-    lines.append("")
-    for index, row in enumerate([columns, *body]):
-        lines.append("| " + " | ".join(cell.replace("\n", " ") for cell in row) + " |")
-        if index == 0:
-            lines.append("|" + "---|" + "--:|" * (len(columns) - 1))
-    lines.append("")
+    lines.extend(["", *table_lines(columns, body), ""])
     lines.extend(f"- {text}" for text in notes(summary))
     return "\n".join(lines) + "\n"
+
+
+def table_lines(columns: Sequence[str], body: Cells) -> list[str]:
+    """A table in Markdown, the first column to the left and all others to the right."""
+    head, *rows = (
+        "| " + " | ".join(cell.replace("\n", " ") for cell in row) + " |"
+        for row in [list(columns), *body]
+    )
+    return [head, "|" + "---|" + "--:|" * (len(columns) - 1), *rows]
 
 
 def as_json(summary: Summary, header: Sequence[str]) -> str:
