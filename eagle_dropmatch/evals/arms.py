@@ -158,6 +158,24 @@ def plan_arms(
     return arms
 
 
+def make_rules(texts: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Acceptor]:
+    """The rules by the texts that name them, each with those of the flags' options that it takes.
+
+    An expression has its options written in and takes none of them.
+    """
+    from ..acceptors import make_acceptor
+
+    return {text: make_acceptor(text, **flags_of(text, flags)) for text in texts}
+
+
+def flags_of(text: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags' options that a rule takes."""
+    from ..acceptors import ACCEPTORS, option_names
+
+    known = option_names(ACCEPTORS[text]) if text in ACCEPTORS else []
+    return {name: value for name, value in flags.items() if name in known}
+
+
 def plan_chains(
     rules: Mapping[str, Acceptor], seeds: Sequence[int], length: int
 ) -> list[tuple[ArmSpec, Acceptor | None]]:

@@ -19,7 +19,16 @@ from ..assets import REFERENCE_TARGET_HUB_ID
 from ..errors import UserError
 from ..machine import device_name
 from ..settings import stop_token_ids
-from .arms import EXACT, NO_DRAFTING, ArmSpec, build_arms, plan_arms, plan_chains
+from .arms import (
+    EXACT,
+    NO_DRAFTING,
+    ArmSpec,
+    build_arms,
+    flags_of,
+    make_rules,
+    plan_arms,
+    plan_chains,
+)
 from .base import Benchmark, Question, select
 from .chat import ChatSettings, render
 from .checkpoints import check_models, describe_source
@@ -69,13 +78,17 @@ def evaluate(
     check_models(options.sd_lm, None, flag="--sd-lm")
     planned = plan_arms(
         options.arms,
-        make_rules(options),
+        rules_of(options),
         options.seeds,
         options.trees,
         controls=options.controls,
     )
     if options.sd_lm is not None:
-        planned += plan_chains(make_chain_rules(options), options.seeds, options.sd_length)
+        planned += plan_chains(
+            make_rules(options.sd_acceptors, options.acceptor_options),
+            options.seeds,
+            options.sd_length,
+        )
     specs = [spec for spec, _ in planned]
     arguments = run_arguments(benchmark.name, options, questions)
     path = options.output_dir or default_folder(DEFAULT_ROOT, benchmark.name, arguments)
@@ -165,42 +178,22 @@ def fit_tree(decoder: Any, options: EvalOptions) -> None:
             _say(f"note: tree {nodes}/{depth}/{top_k} has at most {most} nodes: clipped to that")
 
 
-def make_rules(options: EvalOptions) -> dict[str, Acceptor]:
+def rules_of(options: EvalOptions) -> dict[str, Acceptor]:
     """The rules beside exact, by the text they were given as; refused here, without a model.
 
     Options given as flags go to every rule given by its name alone that takes them.
     """
-    rules: dict[str, Acceptor] = {}
-    taken: set[str] = set()
-    for text in options.acceptors:
-        rule, mine = _rule(text, options)
-        taken |= mine
-        if text != EXACT:
-            rules[text] = rule
-    left = [
-        flag for flag, name in RULE_FLAGS.items() if name in set(options.acceptor_options) - taken
-    ]
+    flags = options.acceptor_options
+    rules = make_rules(options.acceptors, flags)
+    taken = {name for text in options.acceptors for name in flags_of(text, flags)}
+    left = [flag for flag, name in RULE_FLAGS.items() if name in set(flags) - taken]
     if left:
         names = ", ".join(f"--{flag.replace('_', '-')}" for flag in left)
         raise UserError(
             f"{names}: no rule of --acceptor {' '.join(options.acceptors)} takes that as a flag; "
             "write options into the rule, as in 'naive(K=3)'"
         )
-    return rules
-
-
-def make_chain_rules(options: EvalOptions) -> dict[str, Acceptor]:
-    """The rules of the small language model's chains, with the same options given as flags."""
-    return {text: _rule(text, options)[0] for text in options.sd_acceptors}
-
-
-def _rule(text: str, options: EvalOptions) -> tuple[Acceptor, set[str]]:
-    """A rule with the flags' options that it takes, and their names."""
-    from ..acceptors import ACCEPTORS, make_acceptor, option_names
-
-    known = option_names(ACCEPTORS[text]) if text in ACCEPTORS else []
-    mine = {k: v for k, v in options.acceptor_options.items() if k in known}
-    return make_acceptor(text, **mine), set(mine)
+    return {text: rule for text, rule in rules.items() if text != EXACT}
 
 
 def _measure(

@@ -17,6 +17,7 @@ from torch import nn
 from ..cache import TreeCache
 from ..decoder import SpeculativeDecoder
 from ..drafts.base import TreeShape
+from ..drafts.eagle3 import Eagle3Config
 from ..drafts.eagle3_drafter import Eagle3Drafter
 from ..loop import DecodingLoop
 
@@ -175,18 +176,25 @@ def floors(decoder: SpeculativeDecoder, machine: Machine) -> dict[str, float]:
     item = target.head.weight.element_size()
     body = _matrices(target.model.get_decoder())
     made: Any = decoder.drafter(tree)
-    config, forwards = made.draft.config, tree.depth + 1
+    layer, fusing, head = draft_parameters(made.draft.config)
+    forwards = tree.depth + 1
+    return {
+        "draft network": machine.floor(layer, tree.top_k, item, forwards)
+        + machine.floor(fusing, 1, item),
+        "draft head": machine.floor(head, tree.top_k, item, forwards),
+        "target body": machine.floor(body, tree.total_token, item),
+        "target head": machine.floor(target.head.weight.numel(), tree.total_token, item),
+    }
+
+
+def draft_parameters(config: Eagle3Config) -> tuple[int, int, int]:
+    """Numbers that an EAGLE-3 draft multiplies with: its layer's, of the fusing of features, of its
+    LM head."""
     size, heads = config.hidden_size, config.num_attention_heads + 2 * config.num_key_value_heads
     layer = 2 * size * heads * config.head_dim + config.num_attention_heads * config.head_dim * size
     layer += 3 * size * config.intermediate_size
     fusing = config.feature_size * size if config.fuse_features else 0
-    return {
-        "draft network": machine.floor(layer, tree.top_k, item, forwards)
-        + machine.floor(fusing, 1, item),
-        "draft head": machine.floor(config.draft_vocab_size * size, tree.top_k, item, forwards),
-        "target body": machine.floor(body, tree.total_token, item),
-        "target head": machine.floor(target.head.weight.numel(), tree.total_token, item),
-    }
+    return layer, fusing, config.draft_vocab_size * size
 
 
 def _matrices(model: nn.Module) -> int:

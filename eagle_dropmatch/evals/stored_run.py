@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .arms import EXACT, ArmSpec, plan_arms
+from .arms import EXACT, ArmSpec, make_rules, plan_arms, plan_chains
 from .folder import HEADER, answers_path, header_in, read_answers
 from .records import QuestionResult, read_record
 from .summary import Pool, Results, Summary, summarise
@@ -95,26 +95,14 @@ def _header(path: Path) -> dict[str, Any]:
 
 def _specs(header: Mapping[str, Any]) -> list[ArmSpec]:
     """The arms that the header's arguments planned: the names of their files, rows and labels."""
-    from ..acceptors import ACCEPTORS, make_acceptor, option_names
-
     arguments = header["arguments"]
-    flags = arguments["acceptor_options"]
-    rules = {
-        text: make_acceptor(
-            text,
-            **{
-                name: value
-                for name, value in flags.items()
-                if text in ACCEPTORS and name in option_names(ACCEPTORS[text])
-            },
-        )
-        for text in arguments["acceptors"]
-        if text != EXACT
-    }
+    flags, seeds = arguments["acceptor_options"], arguments["seeds"]
+    rules = make_rules([text for text in arguments["acceptors"] if text != EXACT], flags)
     trees = [tree if isinstance(tree, str) else tuple(tree) for tree in arguments["trees"]]
-    planned = plan_arms(
-        arguments["arms"], rules, arguments["seeds"], trees, controls=arguments["controls"]
-    )
+    planned = plan_arms(arguments["arms"], rules, seeds, trees, controls=arguments["controls"])
+    if "sd" in arguments:
+        _, chains, length = arguments["sd"]
+        planned += plan_chains(make_rules(chains, flags), seeds, length)
     return [spec for spec, _ in planned]
 
 
@@ -156,13 +144,13 @@ def _require_quality(
     path: Path, specs: Sequence[ArmSpec], records: Mapping[str, Mapping[Any, Any]]
 ) -> None:
     """A lossy rule's gain is never told without what it costs."""
-    lossy = [spec.group for spec in specs if spec.lossy]
-    if lossy and not any(spec.group == EXACT for spec in specs):
-        raise UserError(
-            f"{path}: {lossy[0]} is lossy, and without exact beside it nobody can tell what it "
-            f"costs; measure again with --arms {EXACT} ..."
-        )
+    groups = {spec.group for spec in specs}
     for spec in specs:
+        if spec.lossy and spec.lossless_twin not in groups:
+            raise UserError(
+                f"{path}: {spec.group} is lossy, and without {spec.lossless_twin} beside it nobody "
+                f"can tell what it costs; measure again with --arms {EXACT} ..."
+            )
         for qid, record in records[spec.name].items():
             if not all(_measured(choice) for choice in record["choices"]):
                 raise UserError(

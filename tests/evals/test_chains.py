@@ -20,6 +20,7 @@ from eagle_dropmatch.evals.arguments import add_arguments
 from eagle_dropmatch.evals.arms import build_arms, plan_arms, plan_chains
 from eagle_dropmatch.evals.mtbench import MTBench
 from eagle_dropmatch.evals.options import read_options
+from eagle_dropmatch.evals.stored_run import read_run
 from eagle_dropmatch.target import TargetModel
 
 
@@ -165,3 +166,17 @@ def test_what_does_not_fit_is_refused(place: Path, arguments: str, told: str) ->
     with pytest.raises(UserError, match=told.replace("'", ".")) as refused:
         evaluate(arguments, object.__new__(Untouched))
     assert "\n" not in str(refused.value)
+
+
+def test_a_stored_run_has_its_chains_again(place: Path) -> None:
+    assert evaluate("--acceptor naive --arms plain exact naive --sd-lm small --seeds 0 1") == 0
+    table = json.loads((place / "out/table.json").read_text())
+    run = read_run(place / "out")
+    assert [row.group for row in run.summary.rows] == [row["group"] for row in table["rows"]]
+    assert [row.group for row in run.summary.rows][-2:] == ["sd", "sd:dropmatch"]
+    assert [c.against for c in run.summary.comparisons] == ["exact", "sd"]
+    (place / "out/answers-sd.jsonl").write_text("")
+    header = json.loads((place / "out/run.json").read_text())
+    (place / "out/run.json").write_text(json.dumps({**header, "finished": None}))
+    with pytest.raises(UserError, match="sd:dropmatch is lossy, and without sd beside it"):
+        read_run(place / "out", partial=True)
