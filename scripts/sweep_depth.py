@@ -32,7 +32,7 @@ from eagle_dropmatch.evals.figures import require_matplotlib
 from eagle_dropmatch.evals.job import Loader, load_decoder
 from eagle_dropmatch.evals.options import EvalOptions, read_options
 from eagle_dropmatch.evals.summary import Summary
-from eagle_dropmatch.evals.sweeps import default_folder, loading_once
+from eagle_dropmatch.evals.sweeps import default_folder, fitting, loading_once, shape_of
 
 LEVELS = tuple(range(1, 16))
 NODES, TOP_K = 60, 10
@@ -99,22 +99,7 @@ def sweep(
     load: Loader,
 ) -> int:
     """One evaluation a level, each in a folder of its own below ``folder``."""
-    from eagle_dropmatch.drafts.base import TreeShape
     from eagle_dropmatch.evals.depth_sweep import Point, conclusions, describe, headings, write
-
-    once = loading_once(load)
-
-    def shape_of(options: EvalOptions) -> TreeShape:
-        assert options.total_token is not None
-        assert options.depth is not None
-        assert options.top_k is not None
-        return TreeShape(options.total_token, options.depth, options.top_k)
-
-    def fitted(options: EvalOptions) -> Any:
-        """The models, loaded when first needed, with the level's tree."""
-        decoder = once(options)
-        decoder.tree = shape_of(options)
-        return decoder
 
     points: list[Point] = []
     command = shlex.join(["python", "scripts/sweep_depth.py", *argv])
@@ -128,7 +113,7 @@ def sweep(
         write(points, folder, command)
 
     runs = [sweeps.Point(folder / f"levels-{level:02}", options) for level, options in planned]
-    code = sweeps.measure(MTBench(), runs, argv, fitted, measured)
+    code = sweeps.measure(MTBench(), runs, argv, fitting(loading_once(load)), measured)
     if code:
         return code
     print("\n" + "\n".join(f"- {told}" for told in conclusions(points)))

@@ -52,24 +52,25 @@ def evaluate(
     load: Loader | None = None,
     after: After | None = None,
     *,
+    rules: Mapping[str, Acceptor] | None = None,
     show: bool = True,
 ) -> int:
     """Run or go on with an evaluation; returns the exit code.
 
     ``after`` gets the summary and the run's folder once the table is written, to add figures.
+    ``rules``: those of the options' arms, where they are none that a user can name.
     ``show``: print the table.
     """
     for note in options.notes:
         _say(note)
-    if importlib.util.find_spec("scipy") is None:
-        raise UserError("intervals need scipy: run `pip install eagle-dropmatch[eval]`")
+    require_scipy()
     everything = benchmark.load(options.questions)
     questions = select(everything, limit=options.limit, begin=options.begin, end=options.end)
     check_models(options.target, options.draft)
     check_models(options.draft_lm, None, flag="--draft-lm")
     planned = plan_arms(
         options.arms,
-        make_rules(options),
+        make_rules(options) if rules is None else rules,
         options.seeds,
         options.trees,
         controls=options.controls,
@@ -104,6 +105,12 @@ def evaluate(
             after,
             show=show,
         )
+
+
+def require_scipy() -> None:
+    """UserError where no interval could be told: better before the run than after it."""
+    if importlib.util.find_spec("scipy") is None:
+        raise UserError("intervals need scipy: run `pip install eagle-dropmatch[eval]`")
 
 
 def load_decoder(options: EvalOptions) -> Any:

@@ -10,12 +10,15 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .base import Benchmark
 from .job import DEFAULT_ROOT, Loader, evaluate
 from .options import EvalOptions
 from .summary import Summary
+
+if TYPE_CHECKING:  # torch comes with it, and bad arguments are refused without torch
+    from ..drafts.base import TreeShape
 
 
 class Point(NamedTuple):
@@ -40,6 +43,27 @@ def loading_once(load: Loader) -> Loader:
         return loaded[0]
 
     return once
+
+
+def shape_of(options: EvalOptions) -> TreeShape:
+    """The tree of options that name one."""
+    from ..drafts.base import TreeShape
+
+    assert options.total_token is not None
+    assert options.depth is not None
+    assert options.top_k is not None
+    return TreeShape(options.total_token, options.depth, options.top_k)
+
+
+def fitting(load: Loader) -> Loader:
+    """``load``, and the decoder draws the trees of the options that it is asked for with."""
+
+    def fitted(options: EvalOptions) -> Any:
+        decoder = load(options)
+        decoder.tree, decoder.adaptive = shape_of(options), False
+        return decoder
+
+    return fitted
 
 
 def measure(
