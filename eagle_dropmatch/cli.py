@@ -24,12 +24,17 @@ class Parser(argparse.ArgumentParser):
     """argparse, but a wrong argument is a UserError: one line, without the usage text before it.
 
     Abbreviated flags are refused: ``--total`` would silently change its meaning as flags are added.
+
+    Args:
+        replacing: a flag that is added again takes the place of the earlier one, which otherwise is
+            a mistake.
     """
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, description: str, *, replacing: bool = False) -> None:
         super().__init__(
             description=description,
             allow_abbrev=False,
+            conflict_handler="resolve" if replacing else "error",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 

@@ -86,23 +86,13 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _answer(decoder: Any, prompts: Sequence[Sequence[int]], args: Any, rule: Any) -> None:
-    import torch
-    from tqdm import tqdm
-
-    decoder.acceptor = rule
-    for prompt in tqdm(prompts, unit="question", dynamic_ncols=True):
-        ids = torch.tensor([list(prompt)], device=decoder.target.device)
-        decoder.generate(ids, max_new_tokens=args.max_new_tokens, repetition_penalty=1.0)
-
-
 def _cheap(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
     from eagle_dropmatch.acceptors import NaiveAcceptor
     from eagle_dropmatch.evals.head_checks import CheapHeads, Watching
 
     rule = NaiveAcceptor(K=args.heads)
     check = CheapHeads(rule)
-    _answer(decoder, prompts, args, Watching([rule], check))
+    first_turns.answer(decoder, prompts, Watching([rule], check), args.max_new_tokens)
     return _counts(check), [_told(check, "Cheap heads")]
 
 
@@ -146,26 +136,22 @@ def _random(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
 
 def _time(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
     from eagle_dropmatch.acceptors import NaiveAcceptor
-    from eagle_dropmatch.evals.head_checks import HeadTimes, Watching
+    from eagle_dropmatch.evals.head_checks import Watching
+    from eagle_dropmatch.evals.head_times import BODY, FEW, HEAD, WHOLE, HeadTimes
 
     rule = NaiveAcceptor(K=args.heads)
-    times = HeadTimes(rule)
-    verify = decoder.target.verify
-    decoder.target.verify = times.timing(verify)
-    try:
-        _answer(decoder, prompts, args, Watching([rule], times))
-    finally:
-        decoder.target.verify = verify
-    cheap, whole = times.shares()
-    medians = {
-        name: statistics.median(getattr(times, name)) * 1e3
-        for name in ("forward", "cheap", "whole")
-    }
-    return {**medians, "cheap_share": cheap, "whole_share": whole, "steps": len(times.cheap)}, [
-        f"**Time**, medians of {len(times.cheap)} steps in one process: verification forward "
+    times = HeadTimes(rule, (HEAD, FEW, WHOLE))
+    with times.watching(decoder.target):
+        first_turns.answer(decoder, prompts, Watching([rule], times), args.max_new_tokens)
+    forward = times.median(BODY) + times.median(HEAD)
+    cheap, whole = times.median(FEW), times.median(WHOLE)
+    medians = {"forward": forward * 1e3, "cheap": cheap * 1e3, "whole": whole * 1e3}
+    shares = {"cheap_share": cheap / forward, "whole_share": whole / forward}
+    return {**medians, **shares, "steps": times.steps}, [
+        f"**Time**, medians of {times.steps} steps in one process: verification forward "
         f"{medians['forward']:.1f} ms; naive's verdicts by cheap heads {medians['cheap']:.2f} "
-        f"ms ({cheap:.1%} of it); all heads over all tokens {medians['whole']:.2f} ms "
-        f"({whole:.1%})."
+        f"ms ({shares['cheap_share']:.1%} of it); all heads over all tokens "
+        f"{medians['whole']:.2f} ms ({shares['whole_share']:.1%})."
     ]
 
 
@@ -174,7 +160,8 @@ def _flip(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
     from eagle_dropmatch.evals.head_checks import FlipCheck, Watching
 
     check = FlipCheck()
-    _answer(decoder, prompts, args, Watching([NaiveAcceptor(K=args.heads)], check))
+    rule = Watching([NaiveAcceptor(K=args.heads)], check)
+    first_turns.answer(decoder, prompts, rule, args.max_new_tokens)
     rows = list(zip(check.closed, check.beats, check.wins, check.terms, strict=True))
     told = [
         f"**Closed form against {check.masks:,} masks** at {len(rows)} drafted tokens that are not "
@@ -221,67 +208,12 @@ def _flip(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
 
 
 def _js(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
-    from eagle_dropmatch.acceptors import NaiveAcceptor
-    from eagle_dropmatch.acceptors.step_heads import Heads
-    from eagle_dropmatch.evals.head_checks import Divergences, Watching
+    from eagle_dropmatch.evals import head_votes
 
-    rules = [NaiveAcceptor(K=args.heads, p_drop=p) for p in args.p_drop]
-    tables = [Divergences() for _ in rules]
-
-    def watch(contexts: Any) -> None:
-        for rule, own, table in zip(rules, contexts, tables, strict=True):
-            table.add(Heads(rule, own), own)
-
-    _answer(decoder, prompts, args, Watching(rules, watch, draft=True))
-    told = [
-        f"**Votes and divergences** at {len(tables[0].votes):,} nodes with children. Votes: heads "
-        "of the most frequent token. JS in nats.",
-        "",
-        f"| p_drop | JS passes | share of nodes with 1 .. {args.heads} votes | the same where JS "
-        "fails | mean clean probability of the most frequent token, 1 .. votes | JS(q, c) "
-        "dispersed / concentrated | mean JS(p_i, c) dispersed / concentrated | c outside the "
-        "draft's vocabulary |",
-        "|---|--:|---|---|---|---|---|--:|",
-    ]
-    found = []
-    for p, table in zip(args.p_drop, tables, strict=True):
-        passing = table.passing
-        every = range(1, args.heads + 1)
-        failing = [v for v, ok in zip(table.votes, passing, strict=True) if not ok]
-        apart = [i for i, v in enumerate(table.votes) if v < args.heads]
-        together = [i for i, v in enumerate(table.votes) if v == args.heads]
-        row = {
-            "p_drop": p,
-            "passes": statistics.fmean(passing),
-            "votes": [_share(table.votes, v) for v in every],
-            "votes_failing": [_share(failing, v) for v in every],
-            "probability": [
-                _mean([x for x, n in zip(table.probability, table.votes, strict=True) if n == v])
-                for v in every
-            ],
-            "draft": [_mean([table.draft[i] for i in part]) for part in (apart, together)],
-            "heads": [_mean([table.mean_head[i] for i in part]) for part in (apart, together)],
-            "outside": _mean(table.outside),
-        }
-        found.append(row)
-        told.append(
-            f"| {p} | {row['passes']:.1%} | {_list(row['votes'], '.1%')} | "
-            f"{_list(row['votes_failing'], '.1%')} | {_list(row['probability'], '.3f')} | "
-            f"{_list(row['draft'], '.4f')} | {_list(row['heads'], '.4f')} | {row['outside']:.3f} |"
-        )
-    return found, told
-
-
-def _share(values: Sequence[int], wanted: int) -> float | None:
-    return sum(v == wanted for v in values) / len(values) if values else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _list(values: Sequence[float | None], form: str) -> str:
-    return " / ".join("-" if v is None else format(v, form) for v in values)
+    rows = head_votes.measure(
+        decoder, prompts, args.p_drop, heads=args.heads, max_new_tokens=args.max_new_tokens
+    )
+    return [row._asdict() for row in rows], head_votes.markdown(rows, args.heads)
 
 
 _RUN = {"cheap": _cheap, "random": _random, "time": _time, "flip": _flip, "js": _js}

@@ -16,7 +16,6 @@ command.
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -26,12 +25,14 @@ from typing import Any
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals import MTBench
+from eagle_dropmatch.evals import MTBench, sweeps
 from eagle_dropmatch.evals.arguments import add_arguments
 from eagle_dropmatch.evals.arms import EXACT, PLAIN
 from eagle_dropmatch.evals.figures import require_matplotlib
-from eagle_dropmatch.evals.job import DEFAULT_ROOT, Loader, evaluate, load_decoder
+from eagle_dropmatch.evals.job import Loader, load_decoder
 from eagle_dropmatch.evals.options import EvalOptions, read_options
+from eagle_dropmatch.evals.summary import Summary
+from eagle_dropmatch.evals.sweeps import default_folder, fitting, loading_once, shape_of
 
 LEVELS = tuple(range(1, 16))
 NODES, TOP_K = 60, 10
@@ -71,8 +72,8 @@ def main(argv: Sequence[str], load: Loader | None = None) -> int:
     require_matplotlib()
     # Of each level: all that is wrong with them is told before the first one begins.
     planned = [(level, options_of(args, level)) for level in levels]
-    folder = args.output_dir or default_folder(argv)
-    return sweep(planned, folder, argv, load)
+    folder = args.output_dir or default_folder("depth", argv)
+    return sweep(planned, folder, argv, load or load_decoder)
 
 
 def options_of(args: Any, level: int) -> EvalOptions:
@@ -91,52 +92,31 @@ def options_of(args: Any, level: int) -> EvalOptions:
     )
 
 
-def default_folder(argv: Sequence[str]) -> Path:
-    """The same arguments have the same folder, so that a stopped sweep goes on."""
-    return DEFAULT_ROOT / f"depth-{hashlib.sha256(repr(list(argv)).encode()).hexdigest()[:10]}"
-
-
 def sweep(
     planned: Sequence[tuple[int, EvalOptions]],
     folder: Path,
     argv: Sequence[str],
-    load: Loader | None,
+    load: Loader,
 ) -> int:
     """One evaluation a level, each in a folder of its own below ``folder``."""
-    from eagle_dropmatch.drafts.base import TreeShape
-    from eagle_dropmatch.evals.depth_sweep import Point, describe, headings, write
-
-    loaded: list[Any] = []
-
-    def once(options: EvalOptions) -> Any:
-        """The models, loaded when first needed, with the level's tree."""
-        if not loaded:
-            loaded.append((load or load_decoder)(options))
-        loaded[0].tree = shape_of(options)
-        return loaded[0]
-
-    def shape_of(options: EvalOptions) -> TreeShape:
-        assert options.total_token is not None
-        assert options.depth is not None
-        assert options.top_k is not None
-        return TreeShape(options.total_token, options.depth, options.top_k)
+    from eagle_dropmatch.evals.depth_sweep import Point, conclusions, describe, headings, write
 
     points: list[Point] = []
     command = shlex.join(["python", "scripts/sweep_depth.py", *argv])
-    for level, options in planned:
-        mine = replace(options, output_dir=folder / f"levels-{level:02}")
 
-        def keep(summary: Any, _: Path, level: int = level, mine: EvalOptions = mine) -> None:
-            points.append(Point(level, shape_of(mine).nodes, summary))
-
-        code = evaluate(MTBench(), mine, argv, load=once, after=keep, show=False)
-        if code:
-            return code
-        if len(points) == 1:
+    def measured(number: int, summary: Summary) -> None:
+        level, options = planned[number]
+        points.append(Point(level, shape_of(options).nodes, summary))
+        if number == 0:
             print(headings(points[0]), flush=True)
         print(describe(points[-1]), flush=True)
-        text = write(points, folder, command)
-    print("\n" + "\n".join(line for line in text.splitlines() if line.startswith("- ")))
+        write(points, folder, command)
+
+    runs = [sweeps.Point(folder / f"levels-{level:02}", options) for level, options in planned]
+    code = sweeps.measure(MTBench(), runs, argv, fitting(loading_once(load)), measured)
+    if code:
+        return code
+    print("\n" + "\n".join(f"- {told}" for told in conclusions(points)))
     print(f"table, figure and every level's answers: {folder}", file=sys.stderr)
     return 0
 

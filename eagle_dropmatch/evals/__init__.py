@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from .base import Benchmark, Question
+from .gsm8k import GSM8K
 from .komtbench import KoMTBench
 from .mtbench import MTBench
 
-BENCHMARKS: dict[str, type[Benchmark]] = {each.name: each for each in (MTBench, KoMTBench)}
+BENCHMARKS: dict[str, type[Benchmark]] = {each.name: each for each in (MTBench, KoMTBench, GSM8K)}
 """Name -> class of every benchmark."""
 
-__all__ = ["BENCHMARKS", "Benchmark", "KoMTBench", "MTBench", "Question"]
+__all__ = ["BENCHMARKS", "GSM8K", "Benchmark", "KoMTBench", "MTBench", "Question"]

@@ -23,14 +23,16 @@ DTYPES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add every flag of an evaluation."""
-    _add_model(parser.add_argument_group("models (without --target and --draft: reference pair)"))
+    add_model(parser)
     _add_tree(parser.add_argument_group("draft tree"))
     _add_rule(parser.add_argument_group("acceptance"))
     _add_questions(parser.add_argument_group("questions and answers"))
     _add_run(parser.add_argument_group("run"))
 
 
-def _add_model(group: argparse._ArgumentGroup) -> None:
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The flags that say which pair runs, and on what."""
+    group = parser.add_argument_group("models (without --target and --draft: reference pair)")
     group.add_argument(
         "--target", "--base-model-path", metavar="MODEL", help="folder or hub id of a chat model"
     )

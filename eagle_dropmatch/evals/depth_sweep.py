@@ -14,20 +14,11 @@ from ..files import write_text
 from ..stats import conditional_acceptance, unconditional_acceptance
 from .arms import PLAIN
 from .figures import GREYS, error_bars, new_figure, save_figure
+from .paper import MT_BENCH_TAU
 from .statistics import CONFIDENCE, Estimate, Interval, paired_difference, resamples
 from .summary import LossyComparison, Row, Summary, Sums
 from .table import as_numbers, inline
 
-PAPER_TAU = {
-    "EAGLE-3": {5: 5.37, 7: 5.81, 9: 6.06},
-    "+ DropMatch": {5: 5.86, 7: 6.58, 9: 6.89},
-}
-"""tau on MT-Bench by EAGLE's depth L (DropMatch, table 7: naive, Llama-3.3-70B)."""
-PAPER_SCORE = {
-    "EAGLE-3": {5: 8.47, 7: 8.43, 9: 8.48},
-    "+ DropMatch": {5: 8.45, 7: 8.46, 9: 8.59},
-}
-"""MT-Bench's score, 1 to 10, of the same answers."""
 RATIOS_AT = (5, 7, 9, 11)
 """EAGLE's depths at which the ratio is told."""
 NEAR = 0.99
@@ -151,21 +142,19 @@ def conclusions(points: Sequence[Point]) -> list[str]:
 
 
 def _paper(group: str, depth: int) -> str:
-    if group != "naive" or depth not in PAPER_TAU["EAGLE-3"]:
-        return ""
-    return f" (paper {PAPER_TAU['+ DropMatch'][depth] / PAPER_TAU['EAGLE-3'][depth]:.3f})"
+    known = group == "naive" and depth in MT_BENCH_TAU
+    return f" (paper {MT_BENCH_TAU[depth].ratio:.3f})" if known else ""
 
 
-def write(points: Sequence[Point], folder: Path, command: str) -> str:
-    """sweep.md, sweep.json and the figures, each whole or not at all; returns the text."""
+def write(points: Sequence[Point], folder: Path, command: str) -> None:
+    """sweep.md, sweep.json and the figures, each whole or not at all."""
     lines = [
         headings(points[0]),
         *map(describe, points),
         "",
         *(f"- {t}" for t in conclusions(points)),
     ]
-    text = "\n".join([f"`{command}`", "", *lines]) + "\n"
-    write_text(folder / "sweep.md", text)
+    write_text(folder / "sweep.md", "\n".join([f"`{command}`", "", *lines]) + "\n")
     rows: list[dict[str, Any]] = []
     for point in points:
         for group in groups_of([point]):
@@ -191,7 +180,6 @@ def write(points: Sequence[Point], folder: Path, command: str) -> str:
             )
     write_text(folder / "sweep.json", json.dumps(as_numbers(rows), indent=1) + "\n")
     draw(points, folder)
-    return text
 
 
 def draw(points: Sequence[Point], folder: Path) -> None:

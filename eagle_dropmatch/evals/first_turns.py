@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import cli
 from ..errors import UserError
-from .base import Question, select
+from .base import Benchmark, Message, Question, select
 from .chat import ChatSettings, render
 from .checkpoints import check_models
 from .mtbench import MTBench
@@ -49,8 +50,47 @@ def load(
         tree_budget="fixed",
         **options,
     )
+    return decoder, prompts_of(decoder, questions)
+
+
+def prompts_of(decoder: Any, questions: Sequence[Question]) -> list[Sequence[int]]:
+    """The first turns of MT-Bench questions as token ids."""
     benchmark = MTBench()
-    return decoder, [
+    return [
         render(decoder.tokenizer, benchmark.prompt(question, 0, []), ChatSettings()).ids
         for question in questions
     ]
+
+
+def answer(decoder: Any, prompts: Sequence[Sequence[int]], rule: Any, max_new_tokens: int) -> None:
+    """Answer every prompt under a rule, for what the rule sees meanwhile."""
+    import torch
+    from tqdm import tqdm
+
+    decoder.acceptor = rule
+    for prompt in tqdm(prompts, unit="question", dynamic_ncols=True):
+        ids = torch.tensor([list(prompt)], device=decoder.target.device)
+        decoder.generate(ids, max_new_tokens=max_new_tokens, repetition_penalty=1.0)
+
+
+@dataclass(frozen=True)
+class FirstTurns:
+    """A benchmark's questions without their later turns."""
+
+    whole: Benchmark
+
+    @property
+    def name(self) -> str:
+        return f"{self.whole.name}-first-turns"
+
+    def load(self, source: Path | None = None) -> list[Question]:
+        return [
+            replace(question, turns=question.turns[:1], reference=question.reference[:1])
+            for question in self.whole.load(source)
+        ]
+
+    def prompt(self, question: Question, turn: int, history: Sequence[str]) -> list[Message]:
+        return self.whole.prompt(question, turn, history)
+
+    def score(self, question: Question, answers: Sequence[str]) -> Mapping[str, float]:
+        return self.whole.score(question, answers)

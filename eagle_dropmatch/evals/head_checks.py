@@ -1,4 +1,4 @@
-"""What the dropout heads do at the nodes of real draft trees: cost, closed form, divergences.
+"""What the dropout heads do at the nodes of real draft trees: their verdicts, and the closed form.
 
 All of it is watched while the decoder answers questions with exact acceptance, so the trees and the
 texts are the same whatever is looked at.
@@ -6,18 +6,14 @@ texts are the same whatever is looked at.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..acceptors import ExactAcceptor, NaiveAcceptor
 from ..acceptors.base import PromptContext, RowState, StepContext, Verdict, joined_states
-from ..acceptors.divergence import js_divergence, js_from_draft
 from ..acceptors.dropmatch import DropoutRule
 from ..acceptors.heads import drop
 from ..acceptors.step_heads import Heads
@@ -110,55 +106,6 @@ def random_step(head: LMHead, rule: NaiveAcceptor, nodes: int, seed: int) -> Ste
 
 
 @dataclass
-class HeadTimes:
-    """Seconds a step of the verification forward, of naive's cheap heads, and of all heads.
-
-    The forward's are put in by ``timing``, which wraps the target's verify.
-    """
-
-    rule: NaiveAcceptor
-    forward: list[float] = field(default_factory=list)
-    cheap: list[float] = field(default_factory=list)
-    whole: list[float] = field(default_factory=list)
-
-    def __call__(self, contexts: list[StepContext]) -> None:
-        (own,) = contexts
-        order = [(self.cheap, self._cheap), (self.whole, self._whole)]
-        if len(self.cheap) % 2:  # neither always finds the caches as the other left them
-            order.reverse()
-        for seconds, work in order:
-            # What exact acceptance has no need of belongs to the rule's time.
-            own.__dict__.pop("parents", None)
-            began = time.perf_counter()
-            work(own)
-            seconds.append(time.perf_counter() - began)
-
-    def _cheap(self, context: StepContext) -> None:
-        self.rule.accept_path(context, context.eligible)
-
-    def _whole(self, context: StepContext) -> None:
-        heads = Heads(self.rule, context)
-        said = heads.parents.to_children(heads.choices)
-        (said == context.tree.tokens[..., None]).any(-1)
-
-    def timing(self, verify: Callable[..., Any]) -> Callable[..., Any]:
-        """``verify`` with its seconds kept."""
-
-        def timed(*args: Any) -> Any:
-            began = time.perf_counter()
-            out = verify(*args)
-            self.forward.append(time.perf_counter() - began)
-            return out
-
-        return timed
-
-    def shares(self) -> tuple[float, float]:
-        """Median cheap and whole seconds as shares of the median forward."""
-        forward = statistics.median(self.forward)
-        return statistics.median(self.cheap) / forward, statistics.median(self.whole) / forward
-
-
-@dataclass
 class FlipCheck:
     """The closed form of a head's preference, beside the share of many sampled masks.
 
@@ -214,43 +161,3 @@ class FlipCheck:
         self.wins.append(float((mine > noisy[:, :-1].amax(1)).float().mean()))
         squares = gap.square()
         self.terms.append(float(squares.sum().square() / squares.square().sum()))
-
-
-@dataclass
-class Divergences:
-    """Tables 2 and 3 of DropMatch at the nodes with children, for one setting of the heads.
-
-    Attributes, a list entry a node: votes, heads of the most frequent token; probability, its clean
-    probability; draft, JS(q, c); mean_head, mean JS(p_i, c); radius, max JS(p_i, c); outside, c's
-    mass outside the draft's vocabulary.
-    """
-
-    votes: list[int] = field(default_factory=list)
-    probability: list[float] = field(default_factory=list)
-    draft: list[float] = field(default_factory=list)
-    mean_head: list[float] = field(default_factory=list)
-    radius: list[float] = field(default_factory=list)
-    outside: list[float] = field(default_factory=list)
-
-    def add(self, heads: Heads, context: StepContext) -> None:
-        parents, (draft, ids) = heads.parents, context.draft
-        for logits, part in heads.logits():
-            logits = logits.float()
-            centre = logits.mean(1).log_softmax(-1)
-            apart = js_divergence(logits.log_softmax(-1), centre[:, None])
-            self.mean_head += apart.mean(-1).tolist()
-            self.radius += apart.amax(-1).tolist()
-            self.draft += js_from_draft(draft[part], ids, centre).tolist()
-            self.outside += (1 - centre[:, ids].exp().sum(-1)).clamp(min=0).tolist()
-            said = logits.argmax(-1)
-            votes = (said[:, :, None] == said[:, None]).sum(-1)
-            most, which = votes.max(-1)
-            self.votes += most.tolist()
-            token = said.gather(1, which[:, None])
-            clean = parents.logits[part].float().log_softmax(-1).gather(1, token)[:, 0]
-            self.probability += clean.exp().tolist()
-
-    @property
-    def passing(self) -> list[bool]:
-        """Whether JS lets the node's children in."""
-        return [q <= r for q, r in zip(self.draft, self.radius, strict=True)]

@@ -61,11 +61,13 @@ def evaluate(
     load: Loader | None = None,
     after: After | None = None,
     *,
+    rules: Mapping[str, Acceptor] | None = None,
     show: bool = True,
 ) -> int:
     """Run or go on with an evaluation; returns the exit code.
 
     ``after`` gets the summary and the run's folder once the table is written, to add figures.
+    ``rules``: those of the options' arms, where they are none that a user can name.
     ``show``: print the table.
     """
     for note in options.notes:
@@ -78,7 +80,7 @@ def evaluate(
     check_models(options.sd_lm, None, flag="--sd-lm")
     planned = plan_arms(
         options.arms,
-        rules_of(options),
+        rules_of(options) if rules is None else rules,
         options.seeds,
         options.trees,
         controls=options.controls,

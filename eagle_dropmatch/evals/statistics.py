@@ -12,6 +12,7 @@ import importlib.util
 import math
 import warnings
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,6 +96,23 @@ def paired_difference(
     """
     columns = [numerators, denominators, base_numerators, base_denominators]
     return _estimate(columns, _difference_of_ratios)
+
+
+def wilson(share: float, trials: int) -> Estimate:
+    """A share of independent trials with Wilson's score interval (1927).
+
+    ``share * trials`` need not be whole: a question answered several times is one trial with its
+    mean success, whose interval is then a little wide.
+    """
+    if not trials:
+        return Estimate(math.nan, None)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    middle = share + z * z / (2 * trials)
+    spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    # Where nothing or everything succeeded, rounding must not leave the share outside.
+    low, high = (middle - spread) / scale, (middle + spread) / scale
+    return Estimate(share, Interval(min(max(low, 0.0), share), max(min(high, 1.0), share)))
 
 
 def _ratio_of_sums(a: Floats, b: Floats, axis: int = -1) -> Any:

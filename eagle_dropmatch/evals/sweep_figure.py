@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .depth_sweep import PAPER_SCORE, PAPER_TAU
+from . import paper
 from .figures import EXACT_STYLE, SMALLEST, STYLES, Style, error_bars, new_figure, save_figure
 from .statistics import Estimate
 from .stored_sweep import StoredSweep
 
-PAPER_STYLES = {"EAGLE-3": EXACT_STYLE, "+ DropMatch": STYLES[0]}
+PAPER_LINES = (("EAGLE-3", "exact", EXACT_STYLE), ("+ DropMatch", "naive", STYLES[0]))
+"""Label, number of a pair, style."""
 
 
 def draw_sweeps(sweeps: Sequence[StoredSweep], folder: Path) -> None:
@@ -58,7 +59,7 @@ def draw_sweeps(sweeps: Sequence[StoredSweep], folder: Path) -> None:
             panel.spines[["top", "right"]].set_visible(False)
         if line == lines - 1:
             _level_axis(left, measured)
-            _level_axis(right, [depth + 1 for depth in PAPER_TAU["EAGLE-3"]])
+            _level_axis(right, [depth + 1 for depth in paper.MT_BENCH_TAU])
     if lossy:
         panels[1, 0].axhline(0, color="0.8", linewidth=0.8)
         panels[1, 0].set_ylabel("nats a token\nbelow exact's", fontsize=SMALLEST)
@@ -67,18 +68,17 @@ def draw_sweeps(sweeps: Sequence[StoredSweep], folder: Path) -> None:
 
 def _paper(panels: Sequence[Any]) -> None:
     """Without intervals: the paper gives none. The lossy curve only beside its quality."""
-    told = [name for name in PAPER_STYLES if len(panels) > 1 or name == "EAGLE-3"]
+    told = [each for each in PAPER_LINES if len(panels) > 1 or each[2] is EXACT_STYLE]
     for panel, table, axis in zip(
         panels,
-        (PAPER_TAU, PAPER_SCORE),
+        (paper.MT_BENCH_TAU, paper.MT_BENCH_SCORE),
         ("tau (tokens a step)", "MT-Bench score"),
         strict=False,
     ):
-        for name in told:
-            style = PAPER_STYLES[name]
+        for name, which, style in told:
             panel.plot(
-                [depth + 1 for depth in table[name]],
-                list(table[name].values()),
+                [depth + 1 for depth in table],
+                [getattr(pair, which) for pair in table.values()],
                 color=style.color,
                 marker=style.marker,
                 linestyle=style.dashes,

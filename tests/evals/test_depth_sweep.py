@@ -69,8 +69,8 @@ def test_ratios_stand_beside_the_papers(tmp_path: Path) -> None:
     assert "(paper 1.091)" in told
     assert "depth 7: 1.250" in told
     assert "depth 9" not in told
-    text = write(points, tmp_path, "the command")
-    assert "`the command`" in text
+    write(points, tmp_path, "the command")
+    assert "`the command`" in (tmp_path / "sweep.md").read_text()
     assert (tmp_path / "depth.png").stat().st_size > 1000
     rows = json.loads((tmp_path / "sweep.json").read_text())
     assert [(row["levels"], row["rule"]) for row in rows] == [

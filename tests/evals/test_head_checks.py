@@ -18,13 +18,8 @@ from eagle_dropmatch.acceptors import NaiveAcceptor, make_acceptor
 from eagle_dropmatch.acceptors.step_heads import Heads
 from eagle_dropmatch.decoder import SpeculativeDecoder
 from eagle_dropmatch.evals import first_turns
-from eagle_dropmatch.evals.head_checks import (
-    CheapHeads,
-    Divergences,
-    FlipCheck,
-    HeadTimes,
-    Watching,
-)
+from eagle_dropmatch.evals.head_checks import CheapHeads, FlipCheck, Watching
+from eagle_dropmatch.evals.head_votes import Divergences
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +60,6 @@ def test_cheap_heads_are_compared_on_every_pair(decoder: SpeculativeDecoder) -> 
         broken = CheapHeads(rule)
         answer(decoder, Watching([rule], broken))
     assert broken.differing == broken.nodes
-
-
-def test_times_are_kept_for_every_step(decoder: SpeculativeDecoder) -> None:
-    rule = NaiveAcceptor(K=4, p_drop=0.3)
-    times = HeadTimes(rule)
-    verify = decoder.target.verify
-    decoder.target.verify = times.timing(verify)  # type: ignore[method-assign]
-    answer(decoder, Watching([rule], times))
-    decoder.target.verify = verify  # type: ignore[method-assign]
-    assert len(times.forward) == len(times.cheap) == len(times.whole) > 3
-    assert all(share > 0 for share in times.shares())
 
 
 def test_the_closed_form_is_near_the_masks(decoder: SpeculativeDecoder) -> None:

@@ -13,6 +13,7 @@ from eagle_dropmatch.evals.statistics import (
     Interval,
     paired_ratio,
     ratio,
+    wilson,
 )
 
 RNG = np.random.default_rng(3)
@@ -120,3 +121,13 @@ def test_the_same_records_print_the_same_interval():
 def test_columns_of_different_questions_are_refused():
     with pytest.raises(ValueError, match="not paired"):
         ratio([1.0, 2.0], [1.0])
+
+
+def test_wilson_is_scipys_and_holds_at_the_edges():
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for k, n in ((0, 7), (7, 7), (3, 10), (401, 500)):
+        wanted = scipy_stats.binomtest(k, n).proportion_ci(method="wilson")
+        found = wilson(k / n, n)
+        assert found.interval == pytest.approx((wanted.low, wanted.high))
+        assert found.interval.low <= found.value <= found.interval.high
+    assert wilson(0.0, 0).interval is None
