@@ -275,7 +275,7 @@ def _resolved(
             **describe_source(_target_source(options)),
             "name": options.target or REFERENCE_TARGET_HUB_ID,
         },
-        "draft": _draft_described(options),
+        "draft": describe_draft(options),
         "tree": {
             "total_token": tree.total_token,
             "depth": tree.depth,
@@ -302,7 +302,7 @@ def _target_source(options: EvalOptions) -> str | Path:
     return options.target if options.target is not None else reference_target()
 
 
-def _draft_described(options: EvalOptions) -> dict[str, Any]:
+def describe_draft(options: EvalOptions) -> dict[str, Any]:
     if options.draft_ngram is not None:
         return {"name": f"n-grams of at most {options.draft_ngram} tokens"}
     if options.draft_lm is not None:
