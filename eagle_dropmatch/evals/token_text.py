@@ -22,8 +22,8 @@ def pieces(tokenizer: Any, ids: Sequence[int]) -> list[Piece]:
     """The text of ``ids``, cut as finely as characters allow.
 
     A character outside ASCII may be spread over several byte-level tokens, none of which can be
-    shown alone. Each piece is decoded behind the one before, since some tokenizers drop a leading
-    space.
+    shown alone; what never becomes a character is shown as bytes. Each piece is decoded behind the
+    one before, since some tokenizers drop a leading space.
     """
     found: list[Piece] = []
     before = start = 0
@@ -31,20 +31,22 @@ def pieces(tokenizer: Any, ids: Sequence[int]) -> list[Piece]:
         text = _decode(tokenizer, ids[before:end])
         if text.endswith(UNFINISHED) and end < len(ids) and end - start < _MOST:
             continue
-        known = _decode(tokenizer, ids[before:start])
-        found.append(Piece(start, end - start, text[len(known) :]))
+        text = text[len(_decode(tokenizer, ids[before:start])) :]
+        if UNFINISHED in text:
+            text = "".join(token_text(tokenizer, token) for token in ids[start:end])
+        found.append(Piece(start, end - start, text))
         before, start = start, end
     return found
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """One token by itself; the bytes of a part of a character as ⟨EC 9D⟩."""
+    """One token by itself; the bytes of a part of a character as ⟨EC·9D⟩."""
     text = _decode(tokenizer, [token])
     if UNFINISHED not in text:
         return text
     piece = str(tokenizer.convert_ids_to_tokens(token))
     if all(character in _byte_of() for character in piece):
-        return f"⟨{' '.join(f'{_byte_of()[character]:02X}' for character in piece)}⟩"
+        return f"⟨{'·'.join(f'{_byte_of()[character]:02X}' for character in piece)}⟩"
     return piece
 
 
