@@ -103,12 +103,12 @@ class MarsAcceptor(Acceptor):
                 return {}
             fits = second_best.holds & (context.tree.parents >= 0)
             earlier = Score(siblings_before(context, fits), "<", 1)
-            return {"rank of x": second_best, "earlier siblings in the top 2": earlier}
+            return {"likelier tokens": second_best, "earlier siblings in the top 2": earlier}
         if not parents.count:
             return {}
         first, second = parents.logits.topk(2, dim=-1).values.float().unbind(-1)
         return {
-            "rank of x": second_best,
+            "likelier tokens": second_best,
             "z1": Score(parents.to_children(first), ">", 0.0),
             "z2": Score(parents.to_children(second), ">", parents.to_children(self.theta * first)),
         }

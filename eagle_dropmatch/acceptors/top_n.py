@@ -29,7 +29,7 @@ class TopKAcceptor(Acceptor):
         return context.exact | in_top(context, self.k)
 
     def explain(self, context: StepContext) -> Scores:
-        return {} if self.k == 1 else {"rank of x": rank_below(context, self.k)}
+        return {} if self.k == 1 else {"likelier tokens": rank_below(context, self.k)}
 
 
 class RelaxedTopNAcceptor(Acceptor):
@@ -56,7 +56,7 @@ class RelaxedTopNAcceptor(Acceptor):
         parents = context.parents
         bound = parents.to_children(parents.best.exp()) - self.delta
         return {
-            "rank of x": rank_below(context, self.n),
+            "likelier tokens": rank_below(context, self.n),
             "p(x)": Score(parents.child_log_probs.exp(), ">", bound),
         }
 

@@ -140,7 +140,7 @@ def test_heads_and_their_votes_are_told_with_the_rates_they_drop_at() -> None:
 def test_parts_of_a_rule_are_told_apart() -> None:
     rule = make_acceptor("any_of(floor(floor=0.1), floor(floor=0.2), any_of(top_k))")
     names = list(rule.explain(random_scene().step(rule)))
-    assert names == ["1 floor: p(x)", "2 floor: p(x)", "3 any_of: 1 top_k: rank of x"]
+    assert names == ["1 floor: p(x)", "2 floor: p(x)", "3 any_of: 1 top_k: likelier tokens"]
 
 
 @pytest.mark.parametrize("name", [*ACCEPTORS, "floor", "overshoot"])

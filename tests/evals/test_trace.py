@@ -46,10 +46,10 @@ def decoder():
 def test_a_traced_answer_is_the_answer(decoder, expression: str, sampling: dict[str, Any]) -> None:
     decoder.acceptor = make_acceptor(expression)
     plain = decoder.generate(
-        ids(PROMPT), max_new_tokens=40, return_dict_in_generate=True, seed=3, **sampling
+        ids(PROMPT), max_new_tokens=20, return_dict_in_generate=True, seed=3, **sampling
     )
     rule = make_acceptor(expression)
-    trace = trace_answer(decoder, rule, PROMPT, max_new_tokens=40, seed=3, **sampling)
+    trace = trace_answer(decoder, rule, PROMPT, max_new_tokens=20, seed=3, **sampling)
     assert trace.tokens == plain.sequences[0, len(PROMPT) :].tolist()
     assert trace.stats.rows == plain.stats.rows
     assert decoder.acceptor is not rule

@@ -61,7 +61,7 @@
     const own = step.exact[node] === "1";
     if (shape.path.has(node)) return own ? { kind: "exact", text: "kept" } : { kind: "relaxed", text: "kept, relaxed" };
     if (step.allowed[node] !== "1") return { kind: "refused", text: "refused" };
-    return shape.reached[node] ? { kind: "allowed", text: "allowed" } : { kind: "unreached", text: "allowed, not reached" };
+    return shape.reached[node] ? { kind: "allowed", text: "allowed" } : { kind: "unreached", text: "not reached" };
   }
 
   /* A column: one rule's answer and the step that is looked at */
