@@ -28,7 +28,7 @@ from pathlib import Path
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import MTBench, sweeps
-from eagle_dropmatch.evals.arguments import add_arguments, add_model
+from eagle_dropmatch.evals.arguments import add_arguments, add_models
 from eagle_dropmatch.evals.base import Question, select
 from eagle_dropmatch.evals.batch_gain import LEVELS
 from eagle_dropmatch.evals.checkpoints import check_models
@@ -69,7 +69,7 @@ def main(argv: Sequence[str], load: Loader | None = None) -> int:
 def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = cli.Parser(description=str(__doc__))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
-    add_model(parser)
+    add_models(parser)
     tree = parser.add_argument_group("draft tree")
     tree.add_argument(
         "--total-token", type=cli.integer(2), metavar="T", help=f"nodes (default {NODES})"

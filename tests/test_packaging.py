@@ -101,6 +101,11 @@ def test_wheel_holds_assets_at_any_depth(wheel_names: set[str], repository: Path
     assert expected <= wheel_names
 
 
+def test_wheel_holds_the_files_of_the_trace_page(wheel_names: set[str]) -> None:
+    files = {f"eagle_dropmatch/evals/page/page.{ending}" for ending in ("html", "css", "js")}
+    assert files <= wheel_names
+
+
 def test_tree_is_importable_under_the_package_only(tmp_path: Path) -> None:
     code = "import eagle_dropmatch.tree as t; print(t.__name__, t.DraftTree.__module__)"
     result = run_python(code, tmp_path)

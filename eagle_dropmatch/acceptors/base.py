@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle_dropmatch.acceptors.parents import Parents
+from eagle_dropmatch.acceptors.scores import Scores
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.sampling import Sampler
 from eagle_dropmatch.target import LMHead, PrefillOutput, TargetOutput
@@ -155,6 +156,13 @@ class Acceptor(ABC):
         A rule whose verdicts are dear can refuse other nodes without a look.
         """
         return self.accept(context)
+
+    def explain(self, context: StepContext) -> Scores:
+        """What ``accept`` looks at in each node, by name: [B, N] numbers and their bounds.
+
+        For traces: it may cost more than the verdict does. Empty where a rule compares nothing.
+        """
+        return {}
 
     def verify(self, context: StepContext) -> Verdict:
         """Walk the deepest path of accepted nodes; ties go to the draft's higher score."""

@@ -15,6 +15,7 @@ from eagle_dropmatch.acceptors.base import (
     joined_states,
 )
 from eagle_dropmatch.acceptors.checks import number
+from eagle_dropmatch.acceptors.scores import Score, Scores, all_hold
 from eagle_dropmatch.errors import UserError
 
 
@@ -36,6 +37,13 @@ class _Composite(Acceptor):
 
     def _verdicts(self, context: StepContext) -> list[Tensor]:
         return [rule.accept(context.of_part(i)) for i, rule in enumerate(self.rules)]
+
+    def explain(self, context: StepContext) -> Scores:
+        return {
+            f"{i + 1} {rule.name}: {name}": score
+            for i, rule in enumerate(self.rules)
+            for name, score in rule.explain(context.of_part(i)).items()
+        }
 
 
 class AnyOf(_Composite):
@@ -82,7 +90,10 @@ class FloorAcceptor(Acceptor):
         self.floor = number("floor", floor, 0)
 
     def accept(self, context: StepContext) -> Tensor:
-        return context.parents.child_log_probs.exp() >= self.floor
+        return all_hold(self.explain(context))
+
+    def explain(self, context: StepContext) -> Scores:
+        return {"p(x)": Score(context.parents.child_log_probs.exp(), ">=", self.floor)}
 
 
 class OvershootAcceptor(Acceptor):
@@ -100,7 +111,10 @@ class OvershootAcceptor(Acceptor):
         self.cap = number("cap", cap, 0)
 
     def accept(self, context: StepContext) -> Tensor:
+        return all_hold(self.explain(context))
+
+    def explain(self, context: StepContext) -> Scores:
         tree = context.tree
         above = tree.scores.gather(1, tree.parents.clamp(min=0))
-        log_q = tree.scores - above
-        return log_q.exp() <= self.cap * context.parents.child_log_probs.exp()
+        q = (tree.scores - above).exp()
+        return {"q(x)": Score(q, "<=", self.cap * context.parents.child_log_probs.exp())}

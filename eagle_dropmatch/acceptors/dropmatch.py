@@ -21,6 +21,7 @@ from eagle_dropmatch.acceptors.base import (
 from eagle_dropmatch.acceptors.checks import number, one_of
 from eagle_dropmatch.acceptors.divergence import js_divergence, js_from_draft
 from eagle_dropmatch.acceptors.heads import NOISES, solve_p_drop
+from eagle_dropmatch.acceptors.scores import Score, Scores
 from eagle_dropmatch.acceptors.step_heads import Heads
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.sampling import first_argmax
@@ -152,6 +153,26 @@ class DropoutRule(Acceptor):
     def match(self, heads: Heads, context: StepContext) -> Tensor:
         """Whether the heads let each node in: [B, N] bool."""
 
+    @abstractmethod
+    def measure(self, heads: Heads, context: StepContext) -> Scores:
+        """What ``match`` compares."""
+
+    def explain(self, context: StepContext) -> Scores:
+        """What ``match`` compares, each head's token and its rate."""
+        heads = Heads(self, context)
+        if not heads.parents.count:
+            return {}
+        rates = heads.parents.to_children(heads.rates).unbind(-1)
+        told = {"p_drop": Score(rates[0])}
+        if isinstance(self.p_drop, list | tuple):
+            told = {f"p_drop of head {i + 1}": Score(rate) for i, rate in enumerate(rates)}
+        return {**self.measure(heads, context), **told, **self.votes(heads)}
+
+    def votes(self, heads: Heads) -> Scores:
+        """The token that each head says at the node's parent."""
+        said = heads.parents.to_children(heads.choices).unbind(-1)
+        return {f"head {i + 1}": Score(each, token=True) for i, each in enumerate(said)}
+
 
 class NaiveAcceptor(DropoutRule):
     """Accept a node iff it is what at least one of K dropout heads says at its parent (eq. 4).
@@ -164,6 +185,9 @@ class NaiveAcceptor(DropoutRule):
 
     def match(self, heads: Heads, context: StepContext) -> Tensor:
         return heads.picks()
+
+    def measure(self, heads: Heads, context: StepContext) -> Scores:
+        return {"heads that say x": Score(heads.votes(), ">=", 1)}
 
     def accept_path(self, context: StepContext, eligible: Tensor) -> Tensor:
         also = context.exact if self.include_clean else None
@@ -180,8 +204,10 @@ class MajorityAcceptor(DropoutRule):
     name = "majority"
 
     def match(self, heads: Heads, context: StepContext) -> Tensor:
-        winner = majority(heads.choices, heads.parents.logits)
-        return heads.parents.to_children(winner) == context.tree.tokens
+        return elected(heads, context).holds
+
+    def measure(self, heads: Heads, context: StepContext) -> Scores:
+        return {"heads that say x": Score(heads.votes()), "most say": elected(heads, context)}
 
 
 class JSAcceptor(DropoutRule):
@@ -202,7 +228,10 @@ class JSAcceptor(DropoutRule):
     needs_draft = True
 
     def match(self, heads: Heads, context: StepContext) -> Tensor:
-        return heads.parents.to_children(inside_radius(heads, context))
+        return to_centre(heads, context).holds
+
+    def measure(self, heads: Heads, context: StepContext) -> Scores:
+        return {"JS(q, c)": to_centre(heads, context)}
 
 
 class DropMatchAcceptor(DropoutRule):
@@ -216,10 +245,20 @@ class DropMatchAcceptor(DropoutRule):
     needs_draft = True
 
     def match(self, heads: Heads, context: StepContext) -> Tensor:
-        parents = heads.parents
-        inside = parents.to_children(inside_radius(heads, context))
-        winner = majority(heads.choices, parents.logits)
-        return inside | (parents.to_children(winner) == context.tree.tokens)
+        return to_centre(heads, context).holds | elected(heads, context).holds
+
+    def measure(self, heads: Heads, context: StepContext) -> Scores:
+        return {
+            "JS(q, c)": to_centre(heads, context),
+            "heads that say x": Score(heads.votes()),
+            "most say": elected(heads, context),
+        }
+
+
+def elected(heads: Heads, context: StepContext) -> Score:
+    """What most heads say at each node's parent, against the node's own token."""
+    winner = majority(heads.choices, heads.parents.logits)
+    return Score(heads.parents.to_children(winner), "=", context.tree.tokens, token=True)
 
 
 def majority(choices: Tensor, logits: Tensor) -> Tensor:
@@ -239,13 +278,13 @@ def majority(choices: Tensor, logits: Tensor) -> Tensor:
     return choices.masked_fill(~best, logits.shape[-1]).amin(-1)
 
 
-def inside_radius(heads: Heads, context: StepContext) -> Tensor:
-    """JS(q, c) <= max over i of JS(p_i, c) at each of the M nodes: [M] bool."""
+def to_centre(heads: Heads, context: StepContext) -> Score:
+    """JS(q, c) at each node's parent, against the radius max over i of JS(p_i, c)."""
     sampler, parents = context.sampler, heads.parents
     if not parents.count:
-        return parents.row.bool()
+        return Score(context.tree.scores, "<=", torch.nan)
     log_q, ids = context.draft
-    inside = []
+    distances, radii = [], []
     for logits, part in heads.logits():
         logits = logits.float()
         centre, each = logits.mean(1), logits
@@ -254,7 +293,8 @@ def inside_radius(heads: Heads, context: StepContext) -> Tensor:
             centre = sampler.scores(centre).over(size)
             each = sampler.scores(each.flatten(0, 1)).over(size).view_as(each)
         centre = centre.log_softmax(-1)
-        radius = js_divergence(each.log_softmax(-1), centre[:, None]).amax(-1)
-        distance = js_from_draft(log_q[part], ids, centre)
-        inside.append(distance <= radius)
-    return torch.cat(inside) & (heads.rates > 0).any(-1)
+        radii.append(js_divergence(each.log_softmax(-1), centre[:, None]).amax(-1))
+        distances.append(js_from_draft(log_q[part], ids, centre))
+    # Without dropout there is no radius.
+    radius = torch.cat(radii).where((heads.rates > 0).any(-1), torch.nan)
+    return Score(parents.to_children(torch.cat(distances)), "<=", parents.to_children(radius))

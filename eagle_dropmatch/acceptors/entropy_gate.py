@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
 from eagle_dropmatch.acceptors.checks import count, number, one_of
+from eagle_dropmatch.acceptors.scores import Score, Scores, all_hold
 from eagle_dropmatch.tree import ancestor_matrix, path_sums
 
 
@@ -39,20 +40,28 @@ class EntropyGateAcceptor(Acceptor):
         self.entropy = one_of("entropy", entropy, ("full", "top3"))
 
     def accept(self, context: StepContext) -> Tensor:
+        scores = self.explain(context)
+        return context.exact | all_hold(scores) if scores else context.exact
+
+    def explain(self, context: StepContext) -> Scores:
         parents, tree = context.parents, context.tree
         if not parents.count:
-            return context.exact
+            return {}
         if self.entropy == "full":
-            unsure = parents.entropy / math.log(context.logits.shape[-1]) >= self.theta
+            name, unsure = "H / ln V", parents.entropy / math.log(context.logits.shape[-1])
         else:
-            unsure = torch.special.entr(parents.top_log_probs(3).exp()).sum(-1) >= self.theta
+            name = "H of the top 3"
+            unsure = torch.special.entr(parents.top_log_probs(3).exp()).sum(-1)
         missed = tree.valid & (tree.parents >= 0) & ~context.exact
         within = ancestor_matrix(tree.parents, tree.valid, tree.max_depth)  # i holds ancestor j
         apart = tree.depths[:, :, None] - tree.depths[:, None]
         misses = path_sums(tree, missed.long())
         # From j down to i nothing but matches: as many misses up to i as up to j.
         clean = within & (misses[:, :, None] == misses[:, None])
-        followed = torch.where(clean, apart, 0).amax(1) >= self.window
+        followed = torch.where(clean, apart, 0).amax(1)
         near = within & missed[:, None] & (apart > 0) & (apart <= self.window)
-        alone = ~near.any(2)
-        return context.exact | (missed & parents.to_children(unsure) & followed & alone)
+        return {
+            name: Score(parents.to_children(unsure), ">=", self.theta),
+            "matches that follow": Score(followed, ">=", self.window),
+            "other mismatches near before": Score(near.sum(2), "<", 1),
+        }

@@ -9,6 +9,7 @@ from eagle_dropmatch.acceptors.base import StepContext
 from eagle_dropmatch.acceptors.checks import number
 from eagle_dropmatch.acceptors.dropmatch import DropoutRule
 from eagle_dropmatch.acceptors.parents import Parents
+from eagle_dropmatch.acceptors.scores import Score, Scores, all_hold
 from eagle_dropmatch.acceptors.step_heads import Heads
 from eagle_dropmatch.target import LMHead
 
@@ -41,10 +42,16 @@ class FlipProbabilityAcceptor(DropoutRule):
         self.threshold = number("threshold", threshold, 0, 1, open_low=True)
 
     def match(self, heads: Heads, context: StepContext) -> Tensor:
+        return context.exact | all_hold(self.measure(heads, context))
+
+    def measure(self, heads: Heads, context: StepContext) -> Scores:
         rates = heads.parents.to_children(heads.rates)
         flips = flip_probability(context, context.head, rates)
-        some = 1 - (1 - flips).prod(-1)
-        return context.exact | (some >= self.threshold)
+        return {"flip probability": Score(1 - (1 - flips).prod(-1), ">=", self.threshold)}
+
+    def votes(self, heads: Heads) -> Scores:
+        """None: no head is computed."""
+        return {}
 
 
 def flip_probability(context: StepContext, head: LMHead, rates: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
 from eagle_dropmatch.acceptors.checks import number
 from eagle_dropmatch.acceptors.divergence import js_from_draft, kl_to_draft
-from eagle_dropmatch.sampling import Scores
+from eagle_dropmatch.acceptors.scores import Score, Scores, all_hold
+from eagle_dropmatch.sampling import Scores as TokenScores
 
 
 class _Judge(Acceptor):
@@ -20,18 +21,30 @@ class _Judge(Acceptor):
     needs_draft = True
 
     def accept(self, context: StepContext) -> Tensor:
+        scores = self.explain(context)
+        return context.exact | all_hold(scores) if scores else context.exact
+
+    def explain(self, context: StepContext) -> Scores:
         parents = context.parents
         if not parents.count:
-            return context.exact
-        (log_q, ids), close = context.draft, []
+            return {}
+        (log_q, ids), measured = context.draft, []
         for part, scores in parents.parts():
-            log_p = Scores(scores.values - parents.log_z[part, None], scores.ids)
-            close.append(self.close(log_q[part], ids, log_p.over(context.logits.shape[-1])))
-        return context.exact | parents.to_children(torch.cat(close))
+            log_p = TokenScores(scores.values - parents.log_z[part, None], scores.ids)
+            measured.append(self.measure(log_q[part], ids, log_p.over(context.logits.shape[-1])))
+        whole = [torch.cat(parts) for parts in zip(*measured, strict=True)]
+        return {
+            name: Score(parents.to_children(values), relation, bound)
+            for values, (name, relation, bound) in zip(whole, self.bounds(), strict=True)
+        }
 
     @abstractmethod
-    def close(self, log_q: Tensor, ids: Tensor, log_p: Tensor) -> Tensor:
-        """[M] bool, from log q [M, V_draft] over the tokens ``ids`` and log p [M, V]."""
+    def measure(self, log_q: Tensor, ids: Tensor, log_p: Tensor) -> tuple[Tensor, ...]:
+        """What is compared, each [M], from log q [M, V_draft] over ``ids`` and log p [M, V]."""
+
+    @abstractmethod
+    def bounds(self) -> tuple[tuple[str, str, float], ...]:
+        """The name, relation and bound of each number that ``measure`` gives."""
 
 
 class FuzzyJSAcceptor(_Judge):
@@ -47,8 +60,11 @@ class FuzzyJSAcceptor(_Judge):
     def __init__(self, threshold: float = 0.2) -> None:
         self.threshold = number("threshold", threshold, 0)
 
-    def close(self, log_q: Tensor, ids: Tensor, log_p: Tensor) -> Tensor:
-        return js_from_draft(log_q, ids, log_p) < self.threshold
+    def measure(self, log_q: Tensor, ids: Tensor, log_p: Tensor) -> tuple[Tensor, ...]:
+        return (js_from_draft(log_q, ids, log_p),)
+
+    def bounds(self) -> tuple[tuple[str, str, float], ...]:
+        return (("JS(p, q)", "<", self.threshold),)
 
 
 class KLJudgeAcceptor(_Judge):
@@ -69,6 +85,8 @@ class KLJudgeAcceptor(_Judge):
         self.threshold = number("threshold", threshold, 0)
         self.confidence = number("confidence", confidence, 0, 1)
 
-    def close(self, log_q: Tensor, ids: Tensor, log_p: Tensor) -> Tensor:
-        unsure = log_p.amax(-1).exp() <= self.confidence
-        return unsure & (kl_to_draft(log_p, ids, log_q) < self.threshold)
+    def measure(self, log_q: Tensor, ids: Tensor, log_p: Tensor) -> tuple[Tensor, ...]:
+        return log_p.amax(-1).exp(), kl_to_draft(log_p, ids, log_q)
+
+    def bounds(self) -> tuple[tuple[str, str, float], ...]:
+        return (("max p", "<=", self.confidence), ("KL(p, q)", "<", self.threshold))

@@ -10,6 +10,7 @@ from torch import Tensor
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
 from eagle_dropmatch.acceptors.checks import number
 from eagle_dropmatch.acceptors.heads import mask_uniforms
+from eagle_dropmatch.acceptors.scores import Score, Scores, all_hold
 
 
 class LenienceAcceptor(Acceptor):
@@ -33,14 +34,17 @@ class LenienceAcceptor(Acceptor):
         self.seed = seed
 
     def accept(self, context: StepContext) -> Tensor:
+        return context.exact | all_hold(self.explain(context))
+
+    def explain(self, context: StepContext) -> Scores:
         parents = context.parents
         log_p = parents.child_log_probs
         if context.sampler.greedy:
             best = parents.to_children(parents.best)
-            return context.exact | (log_p > best + math.log(self.lenience))
+            return {"ln p(x)": Score(log_p, ">", best + math.log(self.lenience))}
         p = log_p.exp()
         rest = ((p / self.lenience).clamp(max=1) - p) / (1 - p).clamp(min=1e-12)
         coins = mask_uniforms(
             context.row_keys, self.seed, context.steps, (p.shape[1],), p.device, self.name
         )
-        return context.exact | (coins < rest)
+        return {"coin": Score(coins, "<", rest)}

@@ -10,18 +10,24 @@ from torch import Tensor
 
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
 from eagle_dropmatch.acceptors.checks import number, one_of
-from eagle_dropmatch.acceptors.top_n import in_top
+from eagle_dropmatch.acceptors.scores import Score, Scores, all_hold
+from eagle_dropmatch.acceptors.top_n import rank_below
 
 
 def at_least(context: StepContext, share: float) -> Tensor:
     """p(x) >= share * max p, or x is the target's choice: [B, N] bool."""
     if share == math.inf:
         return context.exact
-    parents = context.parents
     if share <= 0:
         return torch.ones_like(context.exact)
-    wanted = parents.to_children(parents.best) + math.log(share)
-    return context.exact | (parents.child_log_probs >= wanted)
+    return context.exact | near_best(context, share).holds
+
+
+def near_best(context: StepContext, share: float) -> Score:
+    """p(x) against share * max p, both as logarithms; below 0 a share is as good as 0."""
+    parents = context.parents
+    factor = math.log(share) if share > 0 else -math.inf
+    return Score(parents.child_log_probs, ">=", parents.to_children(parents.best) + factor)
 
 
 class MinPAcceptor(Acceptor):
@@ -41,6 +47,9 @@ class MinPAcceptor(Acceptor):
     def accept(self, context: StepContext) -> Tensor:
         return at_least(context, 1 - self.alpha)
 
+    def explain(self, context: StepContext) -> Scores:
+        return {"ln p(x)": near_best(context, 1 - self.alpha)}
+
 
 class MarginAcceptor(Acceptor):
     """Accept x iff p(x) / max p >= kappa (probability margin, arXiv 2609.02897).
@@ -57,6 +66,9 @@ class MarginAcceptor(Acceptor):
 
     def accept(self, context: StepContext) -> Tensor:
         return at_least(context, self.kappa)
+
+    def explain(self, context: StepContext) -> Scores:
+        return {"ln p(x)": near_best(context, self.kappa)}
 
 
 class MarsAcceptor(Acceptor):
@@ -81,22 +93,30 @@ class MarsAcceptor(Acceptor):
         self.variant = one_of("variant", variant, ("paper", "released"))
 
     def accept(self, context: StepContext) -> Tensor:
-        parents = context.parents
+        scores = self.explain(context)
+        return context.exact | all_hold(scores) if scores else context.exact
+
+    def explain(self, context: StepContext) -> Scores:
+        parents, second_best = context.parents, rank_below(context, 2)
         if self.variant == "released":
             if context.sampler.greedy:
-                return context.exact
-            fits = in_top(context, 2) & (context.tree.parents >= 0)
-            return context.exact | (fits & ~preceded(context, fits))
+                return {}
+            fits = second_best.holds & (context.tree.parents >= 0)
+            earlier = Score(siblings_before(context, fits), "<", 1)
+            return {"likelier tokens": second_best, "earlier siblings in the top 2": earlier}
         if not parents.count:
-            return context.exact
+            return {}
         first, second = parents.logits.topk(2, dim=-1).values.float().unbind(-1)
-        close = (first > 0) & (second > self.theta * first)
-        return context.exact | (in_top(context, 2) & parents.to_children(close))
+        return {
+            "likelier tokens": second_best,
+            "z1": Score(parents.to_children(first), ">", 0.0),
+            "z2": Score(parents.to_children(second), ">", parents.to_children(self.theta * first)),
+        }
 
 
-def preceded(context: StepContext, fits: Tensor) -> Tensor:
-    """Whether a sibling with a lower id fits: [B, N] bool. ``fits``: [B, N] bool."""
+def siblings_before(context: StepContext, fits: Tensor) -> Tensor:
+    """How many siblings with a lower id fit: [B, N] int64. ``fits``: [B, N] bool."""
     parents = context.tree.parents
     ids = torch.arange(parents.shape[1], device=parents.device)
     earlier = (parents[:, :, None] == parents[:, None]) & (ids < ids[:, None])
-    return (earlier & fits[:, None]).any(-1)
+    return (earlier & fits[:, None]).sum(-1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
 from eagle_dropmatch.acceptors.checks import count, number
+from eagle_dropmatch.acceptors.scores import Score, Scores, all_hold
 from eagle_dropmatch.tree import path_sums
 
 
@@ -35,10 +36,14 @@ class RegretBudgetAcceptor(Acceptor):
         self.mismatches = count("mismatches", mismatches, 0)
 
     def accept(self, context: StepContext) -> Tensor:
+        scores = self.explain(context)
+        return context.exact | all_hold(scores) if scores else context.exact
+
+    def explain(self, context: StepContext) -> Scores:
         parents, tree = context.parents, context.tree
         missed = tree.valid & (tree.parents >= 0) & ~context.exact
         if not parents.count:
-            return context.exact
+            return {}
         logits = parents.logits
         best = parents.to_children(logits.amax(-1).float())
         gaps = (best - logits[parents.slot, tree.tokens].float()).where(missed, 0.0)
@@ -46,5 +51,8 @@ class RegretBudgetAcceptor(Acceptor):
         deepest = tree.depths.amax(1, keepdim=True) if tree.levels is None else tree.levels
         left = deepest - tree.depths + 1
         spent, number_missed = path_sums(tree, gaps), path_sums(tree, missed.long())
-        fits = (spent <= self.budget) & (number_missed <= self.mismatches)
-        return context.exact | (missed & fits & (gaps <= self.gap * left))
+        return {
+            "regret on the path": Score(spent, "<=", self.budget),
+            "mismatches on the path": Score(number_missed, "<=", self.mismatches),
+            "regret of x": Score(gaps, "<=", self.gap * left),
+        }

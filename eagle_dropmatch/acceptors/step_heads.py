@@ -140,9 +140,13 @@ class Heads:
         plain = sampler.greedy and not sampler.penalises and head.finish is None
         if plain and self.noise is not None and self.parents.count:
             return few_heads(self, also, eligible)
-        said = self.parents.to_children(self.choices)
-        picked = (said == self.context.tree.tokens[..., None]).any(-1)
+        picked = self.votes() > 0
         return picked if also is None else also | picked
+
+    def votes(self) -> Tensor:
+        """How many heads say each node at its parent: [B, N] int64."""
+        said = self.parents.to_children(self.choices)
+        return (said == self.context.tree.tokens[..., None]).sum(-1)
 
     def _say(self, logits: Tensor, part: slice) -> Tensor:
         sampler, context = self.context.sampler, self.context

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
 from eagle_dropmatch.acceptors.checks import number
 from eagle_dropmatch.acceptors.heads import mask_uniforms
+from eagle_dropmatch.acceptors.scores import Score, Scores, all_hold
 
 
 class ThresholdsAcceptor(Acceptor):
@@ -36,24 +38,40 @@ class ThresholdsAcceptor(Acceptor):
         self.seed = seed
 
     def accept(self, context: StepContext) -> Tensor:
-        parents, tree = context.parents, context.tree
-        p = parents.child_log_probs.exp().where(tree.valid & (tree.parents >= 0), 0.0)
-        accepted = context.exact
-        # Comparing with 1 would let through what merely rounds to it.
-        if self.single < 1:
-            accepted = accepted | (p >= self.single)
-        if self.accumulated < 1:
-            accepted = accepted | self._first(context, p)
+        p, accepted = self._probabilities(context), context.exact
+        for scores in (self._alone(p), self._walk(context, p)):
+            if scores:
+                accepted = accepted | all_hold(scores)
         return accepted
 
-    def _first(self, context: StepContext, p: Tensor) -> Tensor:
-        """The sibling that the walk takes: [B, N] bool. ``p``: [B, N], 0 at the root."""
+    def explain(self, context: StepContext) -> Scores:
+        p = self._probabilities(context)
+        return {**self._alone(p), **self._walk(context, p)}
+
+    def _probabilities(self, context: StepContext) -> Tensor:
+        """[B, N] float32, 0 at the root and at padding."""
+        tree = context.tree
+        p = context.parents.child_log_probs.exp()
+        return p.where(tree.valid & (tree.parents >= 0), 0.0)
+
+    def _alone(self, p: Tensor) -> Scores:
+        """What lets a token pass whatever its siblings are."""
+        # Comparing with 1 would let through what merely rounds to it.
+        return {"p(x)": Score(p, ">=", self.single)} if self.single < 1 else {}
+
+    def _walk(self, context: StepContext, p: Tensor) -> Scores:
+        """What tells the sibling that the walk takes; it is none where there is NaN."""
+        if self.accumulated == 1:
+            return {}
         tree = context.tree
         same = tree.parents[:, :, None] == tree.parents[:, None]
         so_far = (p[:, None] * same.tril()).sum(-1)
         if context.sampler.greedy:
-            before = so_far - p
-            return (so_far >= self.accumulated) & (before < self.accumulated) & (p > 0)
+            before = (so_far - p).masked_fill(p == 0, torch.nan)
+            return {
+                "p so far": Score(so_far, ">=", self.accumulated),
+                "p before x": Score(before, "<", self.accumulated),
+            }
         reach, before = ((each / self.accumulated).clamp(max=1) for each in (so_far, so_far - p))
         missed = ~(same & context.exact[:, None]).any(-1)
         # What the walk gives a sibling beyond what the target's own sample gives it, among the
@@ -65,5 +83,8 @@ class ThresholdsAcceptor(Acceptor):
         coins = mask_uniforms(
             context.row_keys, self.seed, context.steps, (p.shape[1],), p.device, self.name
         )
-        coins = coins.gather(1, tree.parents.clamp(min=0))
-        return missed & (coins < upper) & (coins >= upper - share)
+        coins = coins.gather(1, tree.parents.clamp(min=0)).masked_fill(~missed, torch.nan)
+        return {
+            "coin": Score(coins, "<", upper),
+            "coin again": Score(coins, ">=", upper - share),
+        }

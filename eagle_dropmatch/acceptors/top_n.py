@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
 from eagle_dropmatch.acceptors.checks import count, number
+from eagle_dropmatch.acceptors.scores import Score, Scores, all_hold
 
 
 class TopKAcceptor(Acceptor):
@@ -26,6 +28,9 @@ class TopKAcceptor(Acceptor):
     def accept(self, context: StepContext) -> Tensor:
         return context.exact | in_top(context, self.k)
 
+    def explain(self, context: StepContext) -> Scores:
+        return {} if self.k == 1 else {"likelier tokens": rank_below(context, self.k)}
+
 
 class RelaxedTopNAcceptor(Acceptor):
     """Accept x iff it is in the target's top N and p(x) > max p - delta (TensorRT-LLM).
@@ -43,9 +48,17 @@ class RelaxedTopNAcceptor(Acceptor):
         self.delta = number("delta", delta, 0, 1)
 
     def accept(self, context: StepContext) -> Tensor:
+        return context.exact if self.n == 1 else context.exact | all_hold(self.explain(context))
+
+    def explain(self, context: StepContext) -> Scores:
+        if self.n == 1:
+            return {}
         parents = context.parents
-        near = parents.child_log_probs.exp() > parents.to_children(parents.best.exp()) - self.delta
-        return context.exact | (in_top(context, self.n) & near)
+        bound = parents.to_children(parents.best.exp()) - self.delta
+        return {
+            "likelier tokens": rank_below(context, self.n),
+            "p(x)": Score(parents.child_log_probs.exp(), ">", bound),
+        }
 
 
 def in_top(context: StepContext, n: int) -> Tensor:
@@ -53,7 +66,11 @@ def in_top(context: StepContext, n: int) -> Tensor:
 
     The top 1 is the target's choice and no token that ties with it.
     """
-    if n == 1:
-        return context.exact
+    return context.exact if n == 1 else rank_below(context, n).holds
+
+
+def rank_below(context: StepContext, n: int) -> Score:
+    """How many tokens are likelier than x (inf where it cannot be said) against ``n``."""
     parents = context.parents
-    return (parents.child_ranks < n) & parents.child_scores.isfinite()
+    can_be_said = parents.child_scores.isfinite()
+    return Score(parents.child_ranks.float().masked_fill(~can_be_said, torch.inf), "<", n)

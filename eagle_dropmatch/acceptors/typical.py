@@ -8,6 +8,7 @@ from torch import Tensor
 
 from eagle_dropmatch.acceptors.base import Acceptor, Options, StepContext
 from eagle_dropmatch.acceptors.checks import number
+from eagle_dropmatch.acceptors.scores import Score, Scores, all_hold
 
 
 class TypicalAcceptor(Acceptor):
@@ -26,6 +27,9 @@ class TypicalAcceptor(Acceptor):
         self.delta = number("delta", delta, 0)
 
     def accept(self, context: StepContext) -> Tensor:
+        return context.exact | all_hold(self.explain(context))
+
+    def explain(self, context: StepContext) -> Scores:
         parents = context.parents
         bound = ((-parents.entropy).exp() * self.delta).clamp(max=self.eps)
-        return context.exact | (parents.child_log_probs.exp() > parents.to_children(bound))
+        return {"p(x)": Score(parents.child_log_probs.exp(), ">", parents.to_children(bound))}

@@ -23,15 +23,16 @@ DTYPES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add every flag of an evaluation."""
-    add_model(parser)
-    _add_tree(parser.add_argument_group("draft tree"))
+    add_models(parser)
+    _add_trees(add_tree(parser))
+    _add_chains(parser.add_argument_group("speculative decoding beside it"))
     _add_rule(parser.add_argument_group("acceptance"))
     _add_questions(parser.add_argument_group("questions and answers"))
     _add_run(parser.add_argument_group("run"))
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The flags that say which pair runs, and on what."""
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The pair and how it runs."""
     group = parser.add_argument_group("models (without --target and --draft: reference pair)")
     group.add_argument(
         "--target", "--base-model-path", metavar="MODEL", help="folder or hub id of a chat model"
@@ -53,24 +54,6 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         type=cli.integer(1),
         metavar="N",
         help="draft from the text instead: what followed its last N tokens or fewer before",
-    )
-    group.add_argument(
-        "--sd-lm",
-        metavar="MODEL",
-        help="beside the arms of the draft: speculative decoding, with chains of this smaller "
-        "language model of the target's tokenizer, exact and under the rules of --sd-acceptor",
-    )
-    group.add_argument(
-        "--sd-acceptor",
-        nargs="*",
-        metavar="RULE",
-        help="rules of its chains (default: dropmatch, the paper's Algorithm 1)",
-    )
-    group.add_argument(
-        "--sd-length",
-        type=cli.integer(1),
-        metavar="L",
-        help="tokens of its chains (default 5)",
     )
     group.add_argument(
         "--dtype", choices=DTYPES, metavar="DTYPE", help="float32, bfloat16 or float16"
@@ -96,7 +79,30 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_tree(group: argparse._ArgumentGroup) -> None:
+def _add_chains(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--sd-lm",
+        metavar="MODEL",
+        help="beside the arms of the draft: speculative decoding, with chains of this smaller "
+        "language model of the target's tokenizer, exact and under the rules of --sd-acceptor",
+    )
+    group.add_argument(
+        "--sd-acceptor",
+        nargs="*",
+        metavar="RULE",
+        help="rules of its chains (default: dropmatch, the paper's Algorithm 1)",
+    )
+    group.add_argument(
+        "--sd-length",
+        type=cli.integer(1),
+        metavar="L",
+        help="tokens of its chains (default 5)",
+    )
+
+
+def add_tree(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The tree that is drafted; returns the flags' group."""
+    group = parser.add_argument_group("draft tree")
     shape = group.add_mutually_exclusive_group()
     shape.add_argument("--tree", action="store_true", help="draft trees (the default)")
     shape.add_argument(
@@ -123,19 +129,23 @@ def _add_tree(group: argparse._ArgumentGroup) -> None:
         help="nodes expanded on each level, and children scored for each of them",
     )
     group.add_argument(
+        "--tree-budget",
+        choices=("auto", "fixed"),
+        help="auto: each step's tree has the size that commits most tokens a second, by what steps "
+        "cost here (timed once) and how often the draft is right; --total-token, --depth and "
+        "--top-k are then its bounds. The default where none of them is given",
+    )
+    return group
+
+
+def _add_trees(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--trees",
         type=cli.tree_shape,
         nargs="+",
         metavar="T/D/K",
         help="compare trees: an exact arm for each total-token/depth/top-k, as 24/5/6, or auto, "
         "instead of one tree",
-    )
-    group.add_argument(
-        "--tree-budget",
-        choices=("auto", "fixed"),
-        help="auto: each step's tree has the size that commits most tokens a second, by what steps "
-        "cost here (timed once) and how often the draft is right; --total-token, --depth and "
-        "--top-k are then its bounds. The default where none of them is given",
     )
 
 
@@ -224,6 +234,11 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--question-end", type=cli.integer(0), metavar="I", help="index after the last"
     )
+    add_answers(group)
+
+
+def add_answers(group: argparse._ArgumentGroup) -> None:
+    """How an answer is written."""
     group.add_argument(
         "--max-new-tokens",
         "--max-new-token",
@@ -237,7 +252,7 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
         type=cli.temperature,
         default=0.0,
         metavar="T",
-        help="0: greedy, the default; above it all arms sample",
+        help="0: greedy, the default; above it everything is sampled",
     )
     group.add_argument(
         "--sampling-top-k",

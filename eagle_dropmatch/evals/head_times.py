@@ -18,7 +18,7 @@ import torch
 
 from ..acceptors import NaiveAcceptor
 from ..acceptors.base import StepContext
-from ..acceptors.dropmatch import inside_radius
+from ..acceptors.dropmatch import to_centre
 from ..acceptors.step_heads import Heads
 from ..clock import timed
 from ..drafts.base import TreeShape
@@ -57,8 +57,7 @@ def _whole(rule: NaiveAcceptor, context: StepContext) -> None:
 
 
 def _js(rule: NaiveAcceptor, context: StepContext) -> None:
-    heads = Heads(rule, context)
-    heads.parents.to_children(inside_radius(heads, context))
+    to_centre(Heads(rule, context), context)
 
 
 WORKS: Mapping[str, Callable[[NaiveAcceptor, StepContext], None]] = {

@@ -283,7 +283,7 @@ def _resolved(
             **describe_source(_target_source(options)),
             "name": options.target or REFERENCE_TARGET_HUB_ID,
         },
-        "draft": _draft_described(options),
+        "draft": describe_draft(options),
         **({} if options.sd_lm is None else {"sd": describe_source(options.sd_lm)}),
         "tree": {
             "total_token": tree.total_token,
@@ -311,7 +311,7 @@ def _target_source(options: EvalOptions) -> str | Path:
     return options.target if options.target is not None else reference_target()
 
 
-def _draft_described(options: EvalOptions) -> dict[str, Any]:
+def describe_draft(options: EvalOptions) -> dict[str, Any]:
     if options.draft_ngram is not None:
         return {"name": f"n-grams of at most {options.draft_ngram} tokens"}
     if options.draft_lm is not None:

@@ -109,20 +109,20 @@ def header_lines(header: Mapping[str, Any], groups: Mapping[str, str]) -> list[s
         f"{arguments['benchmark']}: {len(ids)} of {header['benchmark_questions']} questions"
         f"{listed}, {header['turns']} turns, at most {arguments['max_new_tokens']} new tokens "
         "a turn",
-        f"{_sampling(arguments['sampling'])}, batch {arguments.get('batch_size', 1)}, PyTorch "
-        "loop, all arms in one process and in turn, "
+        f"{describe_sampling(arguments['sampling'])}, batch {arguments.get('batch_size', 1)}, "
+        "PyTorch loop, all arms in one process and in turn, "
         f"{arguments['warmup']} untimed answer(s) each before",
         f"target {resolved['target']['name']}; draft {resolved['draft']['name']}"
         + _chains(arguments.get("sd")),
         f"{resolved['dtype']} on {resolved['device']}, {resolved['threads']} threads, attention "
         f"{resolved['attention']}, {resolved['modules']} modules, torch "
         f"{arguments['versions']['torch']}, transformers {arguments['versions']['transformers']}",
-        _tree(tree, arguments["trees"]),
+        describe_tree(tree, arguments["trees"]),
         *_rules(resolved["acceptors"], groups),
     ]
 
 
-def _tree(tree: Mapping[str, int], several: Sequence[Any]) -> str:
+def describe_tree(tree: Mapping[str, int], several: Sequence[Any] = ()) -> str:
     if several:
         return (
             "trees: nodes with the root / EAGLE's --depth (draft levels - 1) / top-k; auto: of a "
@@ -143,7 +143,7 @@ def _chains(sd: Sequence[Any] | None) -> str:
     return "" if sd is None else f"; SD: chains of {sd[2]} tokens of the model {sd[0]}"
 
 
-def _sampling(settings: Mapping[str, Any]) -> str:
+def describe_sampling(settings: Mapping[str, Any]) -> str:
     if not settings:
         return "greedy"
     told = f"sampled at temperature {settings['temperature']:g}"
