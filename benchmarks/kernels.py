@@ -22,7 +22,7 @@ import torch
 from eagle_dropmatch import cli
 from eagle_dropmatch.acceptors import NaiveAcceptor
 from eagle_dropmatch.cache import TreeCache
-from eagle_dropmatch.evals.head_checks import random_step
+from eagle_dropmatch.studies.head_checks import random_step
 from eagle_dropmatch.target import LMHead
 from eagle_dropmatch.tree import (
     BeamLevel,

@@ -104,7 +104,7 @@ def exponent(line: Sequence[Size], axis: str, found: Times) -> str:
 
 def draw(lines: dict[str, list[list[Size]]], found: Times, folder: Path) -> None:
     """A panel an axis, both scales logarithmic: a straight line of slope 1 is linear growth."""
-    from eagle_dropmatch.evals.figures import GREYS, new_figure, save_figure
+    from eagle_dropmatch.figures import GREYS, new_figure, save_figure
 
     figure = new_figure(11, 3.6)
     panels = figure.subplots(1, len(lines), sharey=True)
@@ -152,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="also draw the figure there")
     args = parser.parse_args(argv)
     if args.output_dir is not None:
-        from eagle_dropmatch.evals.figures import require_matplotlib
+        from eagle_dropmatch.figures import require_matplotlib
 
         require_matplotlib()
         check_writable(args.output_dir)

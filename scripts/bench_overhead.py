@@ -27,19 +27,20 @@ from pathlib import Path
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals import MTBench, sweeps
+from eagle_dropmatch.evals import MTBench
 from eagle_dropmatch.evals.arguments import add_arguments, add_models
 from eagle_dropmatch.evals.base import Question, select
-from eagle_dropmatch.evals.batch_gain import LEVELS
 from eagle_dropmatch.evals.checkpoints import check_models
 from eagle_dropmatch.evals.first_turns import FirstTurns
 from eagle_dropmatch.evals.gsm8k import GSM8K
 from eagle_dropmatch.evals.job import Loader, load_decoder
 from eagle_dropmatch.evals.options import EvalOptions, read_options
-from eagle_dropmatch.evals.overhead import PARTS, Bench
-from eagle_dropmatch.evals.paper import HEADS, P_DROP, SINGLE_HEAD_PASS
-from eagle_dropmatch.evals.parts import PartsReport
 from eagle_dropmatch.evals.statistics import require_scipy
+from eagle_dropmatch.studies import sweeps
+from eagle_dropmatch.studies.batch_gain import LEVELS
+from eagle_dropmatch.studies.overhead import PARTS, Bench
+from eagle_dropmatch.studies.paper import HEADS, P_DROP, SINGLE_HEAD_PASS
+from eagle_dropmatch.studies.parts import PartsReport
 
 NODES, DEPTH, TOP_K = 60, 7, 10
 #: Parts that compare the heads with the draft's distribution.

@@ -24,10 +24,10 @@ from functools import partial
 from pathlib import Path
 
 from eagle_dropmatch import cli
-from eagle_dropmatch.evals.compare import FIGURES, compare
-from eagle_dropmatch.evals.figures import require_matplotlib
 from eagle_dropmatch.evals.job import DEFAULT_ROOT
 from eagle_dropmatch.evals.statistics import require_scipy
+from eagle_dropmatch.figures import require_matplotlib
+from eagle_dropmatch.reports.compare import FIGURES, compare
 
 
 def main(argv: Sequence[str]) -> int:

@@ -66,8 +66,8 @@ def main(argv: Sequence[str]) -> int:
     from eagle_dropmatch.assets import reference_draft, reference_target
     from eagle_dropmatch.drafts.base import TreeShape
     from eagle_dropmatch.drafts.checkpoint import read_draft_config
-    from eagle_dropmatch.evals import cost_model
-    from eagle_dropmatch.evals.step_profile import Machine
+    from eagle_dropmatch.studies import cost_model
+    from eagle_dropmatch.studies.step_profile import Machine
 
     cli.silence_transformers()
     config = AutoConfig.from_pretrained(args.target or reference_target())

@@ -54,8 +54,8 @@ def main(argv: Sequence[str]) -> int:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from eagle_dropmatch.assets import reference_target
-    from eagle_dropmatch.evals.agreement import Setting, markdown, measure
     from eagle_dropmatch.settings import stop_token_ids
+    from eagle_dropmatch.studies.agreement import Setting, markdown, measure
     from eagle_dropmatch.target import TargetModel
 
     source = args.target or reference_target()

@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _cheap(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
     from eagle_dropmatch.acceptors import NaiveAcceptor
-    from eagle_dropmatch.evals.head_checks import CheapHeads, Watching
+    from eagle_dropmatch.studies.head_checks import CheapHeads, Watching
 
     rule = NaiveAcceptor(K=args.heads)
     check = CheapHeads(rule)
@@ -114,7 +114,7 @@ def _random(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
     from tqdm import tqdm
 
     from eagle_dropmatch.acceptors import NaiveAcceptor
-    from eagle_dropmatch.evals.head_checks import CheapHeads, random_step
+    from eagle_dropmatch.studies.head_checks import CheapHeads, random_step
     from eagle_dropmatch.target import LMHead
 
     vocab, width = args.random_head
@@ -136,8 +136,8 @@ def _random(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
 
 def _time(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
     from eagle_dropmatch.acceptors import NaiveAcceptor
-    from eagle_dropmatch.evals.head_checks import Watching
-    from eagle_dropmatch.evals.head_times import BODY, FEW, HEAD, WHOLE, HeadTimes
+    from eagle_dropmatch.studies.head_checks import Watching
+    from eagle_dropmatch.studies.head_times import BODY, FEW, HEAD, WHOLE, HeadTimes
 
     rule = NaiveAcceptor(K=args.heads)
     times = HeadTimes(rule, (HEAD, FEW, WHOLE))
@@ -157,7 +157,7 @@ def _time(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
 
 def _flip(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
     from eagle_dropmatch.acceptors import NaiveAcceptor
-    from eagle_dropmatch.evals.head_checks import FlipCheck, Watching
+    from eagle_dropmatch.studies.head_checks import FlipCheck, Watching
 
     check = FlipCheck()
     rule = Watching([NaiveAcceptor(K=args.heads)], check)
@@ -208,7 +208,7 @@ def _flip(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
 
 
 def _js(decoder: Any, prompts: Any, args: Any) -> tuple[Any, list[str]]:
-    from eagle_dropmatch.evals import head_votes
+    from eagle_dropmatch.studies import head_votes
 
     rows = head_votes.measure(
         decoder, prompts, args.p_drop, heads=args.heads, max_new_tokens=args.max_new_tokens

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     rule = make_acceptor(args.acceptor)
     import torch
 
-    from eagle_dropmatch.evals.step_profile import PARTS, Machine, floors, profile
+    from eagle_dropmatch.studies.step_profile import PARTS, Machine, floors, profile
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)

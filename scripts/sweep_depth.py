@@ -25,14 +25,15 @@ from typing import Any
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals import MTBench, sweeps
+from eagle_dropmatch.evals import MTBench
 from eagle_dropmatch.evals.arguments import add_arguments
 from eagle_dropmatch.evals.arms import EXACT, PLAIN
-from eagle_dropmatch.evals.figures import require_matplotlib
 from eagle_dropmatch.evals.job import Loader, load_decoder
 from eagle_dropmatch.evals.options import EvalOptions, read_options
 from eagle_dropmatch.evals.summary import Summary
-from eagle_dropmatch.evals.sweeps import default_folder, fitting, loading_once, shape_of
+from eagle_dropmatch.figures import require_matplotlib
+from eagle_dropmatch.studies import sweeps
+from eagle_dropmatch.studies.sweeps import default_folder, fitting, loading_once, shape_of
 
 LEVELS = tuple(range(1, 16))
 NODES, TOP_K = 60, 10
@@ -99,7 +100,7 @@ def sweep(
     load: Loader,
 ) -> int:
     """One evaluation a level, each in a folder of its own below ``folder``."""
-    from eagle_dropmatch.evals.depth_sweep import Point, conclusions, describe, headings, write
+    from eagle_dropmatch.studies.depth_sweep import Point, conclusions, describe, headings, write
 
     points: list[Point] = []
     command = shlex.join(["python", "scripts/sweep_depth.py", *argv])

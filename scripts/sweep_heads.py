@@ -25,15 +25,16 @@ from pathlib import Path
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals import BENCHMARKS, sweeps
+from eagle_dropmatch.evals import BENCHMARKS
 from eagle_dropmatch.evals.arguments import add_arguments
 from eagle_dropmatch.evals.arms import EXACT
-from eagle_dropmatch.evals.figures import require_matplotlib
-from eagle_dropmatch.evals.heads_sweep import AXES, LEGEND, Grid, conclusions, describe, headings
-from eagle_dropmatch.evals.heads_sweep import write as write_all
 from eagle_dropmatch.evals.job import Loader, load_decoder
 from eagle_dropmatch.evals.options import EvalOptions, read_options
 from eagle_dropmatch.evals.summary import Summary
+from eagle_dropmatch.figures import require_matplotlib
+from eagle_dropmatch.studies import sweeps
+from eagle_dropmatch.studies.heads_sweep import AXES, LEGEND, Grid, conclusions, describe, headings
+from eagle_dropmatch.studies.heads_sweep import write as write_all
 
 RULES = ("naive", "majority", "js", "dropmatch")
 HEADS = (1, 3, 5, 8, 10)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from eagle_dropmatch import cli
 
 if TYPE_CHECKING:
-    from eagle_dropmatch.evals.toy_rules import Cost
+    from eagle_dropmatch.studies.toy_rules import Cost
 
 #: Rule -> settings from strict to loose. At temperature 1 each of naive's heads draws a token of
 #: its own, so what loosens it is their number: its rate only has to be above 0.
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="table, JSON and figure")
     args = parser.parse_args(argv)
     if args.output_dir is not None:
-        from eagle_dropmatch.evals.figures import require_matplotlib
+        from eagle_dropmatch.figures import require_matplotlib
         from eagle_dropmatch.files import check_writable
 
         require_matplotlib()
@@ -124,10 +124,10 @@ def main(argv: Sequence[str]) -> int:
     from eagle_dropmatch.acceptors import make_acceptor
     from eagle_dropmatch.acceptors.dropmatch import NaiveAcceptor
     from eagle_dropmatch.drafts.base import TreeShape
-    from eagle_dropmatch.evals.rule_sweep import by_name
-    from eagle_dropmatch.evals.toy import all_samples, make_toy
-    from eagle_dropmatch.evals.toy_rules import flip_bound, measure
     from eagle_dropmatch.sampling import Sampler
+    from eagle_dropmatch.studies.rule_sweep import by_name
+    from eagle_dropmatch.studies.toy import all_samples, make_toy
+    from eagle_dropmatch.studies.toy_rules import flip_bound, measure
 
     curves = by_name(each for rule in args.rules for each in CURVES.get(rule, (rule,)))
     # exact first: the figure needs it, and whatever is wrong with the sizes shows at once.
@@ -219,7 +219,7 @@ def table(
         "| rule | " + " | ".join(f"tau {mark:.2f}" for mark in marks) + " |",
         "|---|---|---|---|",
     ]
-    from eagle_dropmatch.evals.rule_sweep import by_name
+    from eagle_dropmatch.studies.rule_sweep import by_name
 
     for name, rules in by_name(costs).items():
         at = [at_tau([costs[rule] for rule in rules], mark) for mark in marks]
@@ -259,7 +259,7 @@ def draw(
     folder: Path,
 ) -> None:
     """TV against tau, a panel a family with all other rules in grey; naive's bound; all bounds."""
-    from eagle_dropmatch.evals.figures import new_figure, save_figure
+    from eagle_dropmatch.figures import new_figure, save_figure
 
     figure = new_figure(12, 7)
     panels = figure.subplots(2, 3)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.evals.job import Loader
-from eagle_dropmatch.evals.trace_job import add_arguments, trace
+from eagle_dropmatch.tracing.job import add_arguments, trace
 
 
 def main(argv: Sequence[str], load: Loader | None = None) -> int:

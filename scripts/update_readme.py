@@ -20,11 +20,11 @@ from pathlib import Path
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals.marked_text import refreshed
-from eagle_dropmatch.evals.quantities import QUANTITIES
 from eagle_dropmatch.evals.statistics import require_scipy
-from eagle_dropmatch.evals.stored_run import StoredRun, read_run
 from eagle_dropmatch.files import write_text
+from eagle_dropmatch.reports.marked_text import refreshed
+from eagle_dropmatch.reports.quantities import QUANTITIES
+from eagle_dropmatch.reports.stored_run import StoredRun, read_run
 
 TEXTS = (Path("README.md"), Path("results/README.md"))
 EXIT_DIFFERENT = 1

@@ -102,7 +102,7 @@ def test_wheel_holds_assets_at_any_depth(wheel_names: set[str], repository: Path
 
 
 def test_wheel_holds_the_files_of_the_trace_page(wheel_names: set[str]) -> None:
-    files = {f"eagle_dropmatch/evals/page/page.{ending}" for ending in ("html", "css", "js")}
+    files = {f"eagle_dropmatch/tracing/assets/page.{ending}" for ending in ("html", "css", "js")}
     assert files <= wheel_names
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from rig import VOCAB, decoder, eagle3, tiny_draft, tiny_target
 
 from eagle_dropmatch.decoder import SpeculativeDecoder
-from eagle_dropmatch.evals.trace import AnswerTrace, ScoreColumn, TracedStep, origins
 from eagle_dropmatch.stats import GenerationStats, RowStats
+from eagle_dropmatch.tracing.trace import AnswerTrace, ScoreColumn, TracedStep, origins
 
 PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 
@@ -97,8 +97,8 @@ HEADER = {"target": "a target", "draft": "a draft", "prompt": "Why?", "command":
 
 
 def page_of(*traces: AnswerTrace, header: dict[str, str] = HEADER) -> str:
-    from eagle_dropmatch.evals.trace_data import page_data
-    from eagle_dropmatch.evals.trace_page import render_page
+    from eagle_dropmatch.tracing.data import page_data
+    from eagle_dropmatch.tracing.page import render_page
 
     named: list[Any] = [
         (f"rule {i}", trace, {"log p a token": -0.5}) for i, trace in enumerate(traces)

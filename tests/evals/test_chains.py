@@ -20,7 +20,7 @@ from eagle_dropmatch.evals.arguments import add_arguments
 from eagle_dropmatch.evals.arms import build_arms, plan_arms, plan_chains
 from eagle_dropmatch.evals.mtbench import MTBench
 from eagle_dropmatch.evals.options import read_options
-from eagle_dropmatch.evals.stored_run import read_run
+from eagle_dropmatch.reports.stored_run import read_run
 from eagle_dropmatch.target import TargetModel
 
 
