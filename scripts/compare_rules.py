@@ -24,9 +24,9 @@ from itertools import chain
 from eagle_dropmatch import cli
 from eagle_dropmatch.evals import MTBench
 from eagle_dropmatch.evals.arguments import add_arguments
-from eagle_dropmatch.evals.arms import EXACT, PLAIN
 from eagle_dropmatch.evals.job import evaluate
 from eagle_dropmatch.evals.options import read_options
+from eagle_dropmatch.evals.plan import EXACT, PLAIN
 from eagle_dropmatch.figures import require_matplotlib
 from eagle_dropmatch.studies.rule_sweep import SWEEP, by_name, report
 

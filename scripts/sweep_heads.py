@@ -27,9 +27,9 @@ from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import BENCHMARKS
 from eagle_dropmatch.evals.arguments import add_arguments
-from eagle_dropmatch.evals.arms import EXACT
 from eagle_dropmatch.evals.job import Loader, load_decoder
 from eagle_dropmatch.evals.options import EvalOptions, read_options
+from eagle_dropmatch.evals.plan import EXACT
 from eagle_dropmatch.evals.summary import Summary
 from eagle_dropmatch.figures import require_matplotlib
 from eagle_dropmatch.studies import sweeps

@@ -16,8 +16,9 @@ import torch
 
 from eagle_dropmatch.answer_queue import QueuedAnswer
 from eagle_dropmatch.drafts.base import TreeShape
-from eagle_dropmatch.evals.arms import ArmSpec, Turn
+from eagle_dropmatch.evals.arms import Turn
 from eagle_dropmatch.evals.base import Question
+from eagle_dropmatch.evals.plan import ArmSpec
 from eagle_dropmatch.evals.quality import TurnQuality
 from eagle_dropmatch.stats import GenerationStats, RowStats
 

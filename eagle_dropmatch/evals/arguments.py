@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from .. import cli
-from .arms import EXACT
+from .plan import EXACT
 
 SAMPLE = 10
 """Questions of a run without --limit: spread evenly over the set, so fixed by this number alone."""

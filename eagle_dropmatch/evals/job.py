@@ -19,21 +19,13 @@ from ..assets import REFERENCE_TARGET_HUB_ID
 from ..errors import UserError
 from ..machine import device_name
 from ..settings import stop_token_ids
-from .arms import (
-    EXACT,
-    NO_DRAFTING,
-    ArmSpec,
-    build_arms,
-    flags_of,
-    make_rules,
-    plan_arms,
-    plan_chains,
-)
+from .arms import build_arms
 from .base import Benchmark, Question, select
 from .chat import ChatSettings, render
 from .checkpoints import check_models, describe_source
 from .folder import RunFolder, default_folder
 from .options import RULE_FLAGS, EvalOptions
+from .plan import EXACT, NO_DRAFTING, ArmSpec, flags_of, make_rules, plan_arms, plan_chains
 from .progress import RunProgress
 from .provenance import header_lines, run_arguments, session
 from .quality import judge_turn

@@ -11,7 +11,7 @@ from typing import Any
 from .. import cli
 from ..errors import UserError
 from .arguments import DTYPES, SAMPLE
-from .arms import ASSISTED, EXACT, HF, LOOKUP, PLAIN
+from .plan import ASSISTED, EXACT, HF, LOOKUP, PLAIN
 
 ATTENTION = ("sdpa", "eager")
 SD_ACCEPTOR, SD_LENGTH = "dropmatch", 5

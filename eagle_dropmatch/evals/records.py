@@ -21,8 +21,9 @@ from itertools import islice
 from typing import Any
 
 from ..stats import RowStats, acceptance_histogram, eagle_idxs
-from .arms import ArmSpec, Turn
+from .arms import Turn
 from .base import Question
+from .plan import ArmSpec
 from .quality import TurnQuality
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..stats import GenerationStats
-from .arms import ASSISTED, EXACT, HF, LOOKUP, NO_DRAFTING, PLAIN, ArmSpec
+from .plan import ASSISTED, EXACT, HF, LOOKUP, NO_DRAFTING, PLAIN, ArmSpec
 from .records import QuestionResult
 from .statistics import Estimate, paired_difference, paired_ratio, ratio
 

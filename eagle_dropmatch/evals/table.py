@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .arms import HF, PLAIN
+from .plan import HF, PLAIN
 from .statistics import CONFIDENCE, Estimate, Interval
 from .summary import Difference, LossyComparison, Row, Summary
 

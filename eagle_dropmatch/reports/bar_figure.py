@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..evals.arms import EXACT
+from ..evals.plan import EXACT
 from ..evals.statistics import Estimate
 from ..evals.table import inline
 from ..figures import SMALLEST, Blocks, error_bars, new_figure, save_figure

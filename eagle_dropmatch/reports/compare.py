@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..evals.arms import EXACT
+from ..evals.plan import EXACT
 from ..evals.statistics import CONFIDENCE
 from ..evals.table import as_numbers, inline
 from ..files import check_writable, write_text

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..evals.arms import EXACT
+from ..evals.plan import EXACT
 from ..figures import (
     EXACT_STYLE,
     SMALLEST,

@@ -22,7 +22,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..errors import UserError
-from ..evals.arms import EXACT
+from ..evals.plan import EXACT
 from ..evals.table import baselines_of, body_cells, header_cells, inline, table_lines
 from .quantities import QUANTITIES, quantity
 from .stored_run import StoredRun

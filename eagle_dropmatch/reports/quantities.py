@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..errors import UserError
-from ..evals.arms import HF, PLAIN
+from ..evals.plan import HF, PLAIN
 from ..evals.statistics import Estimate
 from ..evals.summary import LossyComparison, Row
 from ..evals.table import inline

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evals.arms import EXACT, PLAIN
+from ..evals.plan import EXACT, PLAIN
 from ..evals.statistics import CONFIDENCE, Estimate, Interval, paired_ratio, resamples
 from ..evals.summary import Pool, Row
 from ..figures import EXACT_STYLE, STYLES, Style

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..evals.arms import EXACT, ArmSpec, make_rules, plan_arms, plan_chains
 from ..evals.folder import HEADER, answers_path, header_in, read_answers
+from ..evals.plan import EXACT, ArmSpec, make_rules, plan_arms, plan_chains
 from ..evals.records import QuestionResult, read_record
 from ..evals.summary import Pool, Results, Summary, summarise
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..evals.arms import EXACT
 from ..evals.folder import header_in
+from ..evals.plan import EXACT
 from ..evals.statistics import Estimate, Interval
 
 SWEEP_FILE = "sweep.json"

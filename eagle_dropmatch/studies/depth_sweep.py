@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..evals.arms import PLAIN
+from ..evals.plan import PLAIN
 from ..evals.statistics import CONFIDENCE, Estimate, Interval, paired_difference, resamples
 from ..evals.summary import LossyComparison, Row, Summary, Sums
 from ..evals.table import as_numbers, inline

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evals.arms import EXACT
+from ..evals.plan import EXACT
 from ..evals.statistics import CONFIDENCE, FEW_RESAMPLES, Estimate, Interval, resamples
 from ..evals.summary import Summary
 from ..evals.table import inline

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..evals.arms import EXACT
+from ..evals.plan import EXACT
 from ..evals.statistics import Estimate
 from ..evals.summary import LossyComparison, Row, Summary
 from ..evals.table import as_numbers, inline

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..evals import first_turns
-from ..evals.arms import EXACT
 from ..evals.base import Benchmark, Question
 from ..evals.first_turns import FirstTurns
 from ..evals.gsm8k import GSM8K
 from ..evals.job import Loader, evaluate
 from ..evals.mtbench import MTBench
 from ..evals.options import EvalOptions
+from ..evals.plan import EXACT
 from ..evals.provenance import run_arguments
 from ..evals.summary import Summary
 from . import batch_gain, sweeps

@@ -12,7 +12,8 @@ from eval_fakes import EOS, FakeDecoder, answer_ids
 
 from eagle_dropmatch import clock
 from eagle_dropmatch.acceptors import make_acceptor
-from eagle_dropmatch.evals.arms import build_arms, plain_row, plan_arms
+from eagle_dropmatch.evals.arms import build_arms, plain_row
+from eagle_dropmatch.evals.plan import plan_arms
 
 PROMPT = [40, 41, 42]
 

@@ -17,9 +17,10 @@ from eagle_dropmatch.drafts.ngram_drafter import NGramDrafter
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import job
 from eagle_dropmatch.evals.arguments import add_arguments
-from eagle_dropmatch.evals.arms import build_arms, plan_arms, plan_chains
+from eagle_dropmatch.evals.arms import build_arms
 from eagle_dropmatch.evals.mtbench import MTBench
 from eagle_dropmatch.evals.options import read_options
+from eagle_dropmatch.evals.plan import plan_arms, plan_chains
 from eagle_dropmatch.reports.stored_run import read_run
 from eagle_dropmatch.target import TargetModel
 
