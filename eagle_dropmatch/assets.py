@@ -59,6 +59,8 @@ SHAREGPT_FILE = PackagedFile(
 )
 
 REFERENCE_TARGET_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+REFERENCE = "reference"
+"""In the place of a small language model's folder or hub id: the one that ships."""
 
 # Part of the converted folder's name: raise it when the conversion changes.
 _CONVERSION_VERSION = 1
@@ -115,6 +117,40 @@ def reference_draft() -> Path:
             f"reinstall eagle-dropmatch or give a draft"
         )
     return folder
+
+
+def draft_lm_source(name: str | Path) -> str | Path:
+    """Where a small language model lies that is given by folder, hub id or ``REFERENCE``."""
+    return reference_draft_lm() if name == REFERENCE else name
+
+
+def reference_draft_lm() -> Path:
+    """The folder of the small language model that was distilled out of the reference target.
+
+    What it does not share with the target ships inside this package; the rest is put beside it on
+    first use, in a few seconds.
+    """
+    packed = _SHIPPED / "reference_draft_lm"
+    weights = packed / "layers.safetensors"
+    if not weights.is_file():
+        raise UserError(
+            f"the reference target's small model is incomplete: {packed} has no {weights.name}; "
+            "reinstall eagle-dropmatch or give a model"
+        )
+    with weights.open("rb") as file:
+        name = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    folder = cache_dir() / f"smollm2-135m-instruct-distilled-{name}"
+    if _is_whole(folder):
+        return folder
+    target = reference_target()
+
+    def build(temporary: Path) -> None:
+        from .training.packed_lm import unpack
+
+        with _quiet_transformers():
+            unpack(packed, target, temporary)
+
+    return build_once(folder, build)
 
 
 def mtbench_questions() -> Path:

@@ -102,7 +102,8 @@ class SpeculativeDecoder:
             layer_ids, layer_id_convention, rope_theta: overrides of what the draft's config says;
                 see ``load_draft``.
             draft_lm: in the place of ``draft``: folder or hub id of a smaller causal model with the
-                target's tokenizer (speculative decoding; top_k=1 drafts its chains).
+                target's tokenizer (speculative decoding; top_k=1 drafts its chains), or
+                ``"reference"`` for the one that ships for the reference target.
             draft_ngram: in the place of ``draft``: draft what followed the last tokens earlier in
                 the text, by n-grams of at most so many tokens; no network.
             tree_budget: ``auto`` chooses each step's tree within total_token, depth and top_k by
@@ -151,15 +152,18 @@ class SpeculativeDecoder:
         """Drafters of another, smaller language model, to be set as ``drafter``.
 
         Args:
-            source: folder or hub id of a causal model with the target's tokenizer.
+            source: folder or hub id of a causal model with the target's tokenizer, or
+                ``"reference"`` for the one that ships.
 
         Raises:
             UserError: where it cannot be read or has another tokenizer.
         """
         from transformers import AutoTokenizer
 
+        from eagle_dropmatch.assets import draft_lm_source
         from eagle_dropmatch.loading import check_tokenizer, language_model
 
+        source = draft_lm_source(source)
         check_tokenizer(source, AutoTokenizer.from_pretrained(source), self.tokenizer)
         return language_model(source, self.target, self.target.head_device)
 

@@ -54,7 +54,12 @@ def load_pair(
     """Load both, checking what can be checked before weights are read."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from eagle_dropmatch.assets import reference_draft, reference_target
+    from eagle_dropmatch.assets import (
+        REFERENCE,
+        draft_lm_source,
+        reference_draft,
+        reference_target,
+    )
 
     others = [each for each in (draft_lm, draft_ngram) if each is not None]
     if len(others) + (draft is not None) > 1:
@@ -62,6 +67,11 @@ def load_pair(
     if not others and (target is None) != (draft is None):
         raise UserError(
             "only one of target and draft was given: give both, or neither for the reference pair"
+        )
+    if draft_lm == REFERENCE and target is not None:
+        raise UserError(
+            f"draft_lm {REFERENCE!r} is the small model of the reference target: give none, or a "
+            "model with the tokenizer of your target"
         )
     sized = any(value is not None for value in shape.values())
     if tree_budget not in (None, "auto", "fixed"):
@@ -95,6 +105,7 @@ def load_pair(
             taps = default_tap_layers(text_config.num_hidden_layers)
     tokenizer = _read(AutoTokenizer, target, "tokenizer")
     if draft_lm is not None:
+        draft_lm = draft_lm_source(draft_lm)
         check_tokenizer(draft_lm, _read(AutoTokenizer, draft_lm, "tokenizer"), tokenizer)
     model = _read(
         AutoModelForCausalLM,

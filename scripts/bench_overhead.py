@@ -30,7 +30,7 @@ from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import MTBench
 from eagle_dropmatch.evals.arguments import add_arguments, add_models
 from eagle_dropmatch.evals.base import Question, select
-from eagle_dropmatch.evals.checkpoints import check_models
+from eagle_dropmatch.evals.checkpoints import check_draft_lm, check_models
 from eagle_dropmatch.evals.first_turns import FirstTurns
 from eagle_dropmatch.evals.gsm8k import GSM8K
 from eagle_dropmatch.evals.job import Loader, load_decoder
@@ -184,7 +184,7 @@ def questions_of(args: argparse.Namespace, options: EvalOptions) -> list[Questio
     if args.gsm8k is not None:
         GSM8K().load(args.gsm8k)
     check_models(options.target, options.draft)
-    check_models(options.draft_lm, None, flag="--draft-lm")
+    check_draft_lm(options.draft_lm, options.target, "--draft-lm")
     return select(FirstTurns(MTBench()).load(options.questions), limit=options.limit)
 
 

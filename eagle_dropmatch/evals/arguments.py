@@ -47,7 +47,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--draft-lm",
         metavar="MODEL",
         help="draft with a smaller language model of the target's tokenizer instead: with --chain "
-        "that is speculative decoding",
+        "that is speculative decoding; reference: the one that ships for the reference target",
     )
     group.add_argument(
         "--draft-ngram",
@@ -84,7 +84,8 @@ def _add_chains(group: argparse._ArgumentGroup) -> None:
         "--sd-lm",
         metavar="MODEL",
         help="beside the arms of the draft: speculative decoding, with chains of this smaller "
-        "language model of the target's tokenizer, exact and under the rules of --sd-acceptor",
+        "language model of the target's tokenizer, exact and under the rules of --sd-acceptor; "
+        "reference: the one that ships for the reference target",
     )
     group.add_argument(
         "--sd-acceptor",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..assets import REFERENCE, draft_lm_source
 from ..errors import UserError
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
@@ -33,6 +34,22 @@ def check_models(target: str | None, draft: str | None, flag: str = "--target") 
             f"--draft {draft} was trained for a target with hidden_size {wanted}, but --target "
             f"{target} has {width}: give the draft of this target"
         )
+
+
+def check_draft_lm(source: str | None, target: str | None, flag: str) -> None:
+    """The same for a small language model: a path, a hub id, or the reference target's own."""
+    if source != REFERENCE:
+        check_models(source, None, flag=flag)
+    elif target is not None:
+        raise UserError(
+            f"{flag} {REFERENCE} is the small model of the reference target: give a model with the "
+            "tokenizer of --target"
+        )
+
+
+def describe_draft_lm(source: str) -> dict[str, Any]:
+    """``describe_source`` of a small language model, under the name that was given."""
+    return {**describe_source(draft_lm_source(source)), "name": source}
 
 
 def read_config(source: str, flag: str) -> dict[str, Any] | None:

@@ -22,7 +22,12 @@ from ..settings import stop_token_ids
 from .arms import build_arms
 from .base import Benchmark, Question, select
 from .chat import ChatSettings, render
-from .checkpoints import check_models, describe_source
+from .checkpoints import (
+    check_draft_lm,
+    check_models,
+    describe_draft_lm,
+    describe_source,
+)
 from .folder import RunFolder, default_folder
 from .options import RULE_FLAGS, EvalOptions
 from .plan import EXACT, NO_DRAFTING, ArmSpec, flags_of, make_rules, plan_arms, plan_chains
@@ -68,8 +73,8 @@ def evaluate(
     everything = benchmark.load(options.questions)
     questions = select(everything, limit=options.limit, begin=options.begin, end=options.end)
     check_models(options.target, options.draft)
-    check_models(options.draft_lm, None, flag="--draft-lm")
-    check_models(options.sd_lm, None, flag="--sd-lm")
+    check_draft_lm(options.draft_lm, options.target, "--draft-lm")
+    check_draft_lm(options.sd_lm, options.target, "--sd-lm")
     planned = plan_arms(
         options.arms,
         rules_of(options) if rules is None else rules,
@@ -276,7 +281,7 @@ def _resolved(
             "name": options.target or REFERENCE_TARGET_HUB_ID,
         },
         "draft": describe_draft(options),
-        **({} if options.sd_lm is None else {"sd": describe_source(options.sd_lm)}),
+        **({} if options.sd_lm is None else {"sd": describe_draft_lm(options.sd_lm)}),
         "tree": {
             "total_token": tree.total_token,
             "depth": tree.depth,
@@ -307,7 +312,7 @@ def describe_draft(options: EvalOptions) -> dict[str, Any]:
     if options.draft_ngram is not None:
         return {"name": f"n-grams of at most {options.draft_ngram} tokens"}
     if options.draft_lm is not None:
-        return {**describe_source(options.draft_lm), "name": f"the model {options.draft_lm}"}
+        return {**describe_draft_lm(options.draft_lm), "name": f"the model {options.draft_lm}"}
     from ..assets import reference_draft
 
     source = options.draft if options.draft is not None else reference_draft()

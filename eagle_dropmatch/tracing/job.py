@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..evals import BENCHMARKS, arguments
 from ..evals.base import Benchmark, Question
 from ..evals.chat import ChatSettings, Prompt, render, strip_thinking
-from ..evals.checkpoints import check_models
+from ..evals.checkpoints import check_draft_lm, check_models
 from ..evals.job import DEFAULT_ROOT, Loader, describe_draft, fit_tree, load_decoder
 from ..evals.options import EvalOptions, read_options
 from ..evals.provenance import describe_sampling, describe_tree
@@ -92,7 +92,7 @@ def trace(args: argparse.Namespace, argv: Sequence[str], load: Loader | None = N
     options = read_options(_with_defaults(args))
     asked = read_question(args)
     check_models(options.target, options.draft)
-    check_models(options.draft_lm, None, flag="--draft-lm")
+    check_draft_lm(options.draft_lm, options.target, "--draft-lm")
     output = args.output or default_output(asked, argv)
     for flag, path in (("--output", output), ("--json", args.json)):
         _check_file(flag, path)
