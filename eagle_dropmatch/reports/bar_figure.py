@@ -93,6 +93,9 @@ def _block(
             textcoords="offset points",
             va="center",
             fontsize=SMALLEST,
+            # In front of the dotted line, and readable where it runs through.
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+            zorder=4,
         )
     panel.axvline(neutral, color="black", linestyle=":", linewidth=0.9, zorder=3)
     panel.set_ylim(max(places) + 0.7, -0.7)
