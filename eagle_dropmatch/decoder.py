@@ -158,14 +158,10 @@ class SpeculativeDecoder:
         Raises:
             UserError: where it cannot be read or has another tokenizer.
         """
-        from transformers import AutoTokenizer
+        from eagle_dropmatch.loading import checked_draft_lm, language_model
 
-        from eagle_dropmatch.assets import draft_lm_source
-        from eagle_dropmatch.loading import check_tokenizer, language_model
-
-        source = draft_lm_source(source)
-        check_tokenizer(source, AutoTokenizer.from_pretrained(source), self.tokenizer)
-        return language_model(source, self.target, self.target.head_device)
+        lies = checked_draft_lm(source, self.tokenizer)
+        return language_model(lies, self.target, self.target.head_device)
 
     @torch.inference_mode()
     def generate(

@@ -56,7 +56,6 @@ def load_pair(
 
     from eagle_dropmatch.assets import (
         REFERENCE,
-        draft_lm_source,
         reference_draft,
         reference_target,
     )
@@ -105,8 +104,7 @@ def load_pair(
             taps = default_tap_layers(text_config.num_hidden_layers)
     tokenizer = _read(AutoTokenizer, target, "tokenizer")
     if draft_lm is not None:
-        draft_lm = draft_lm_source(draft_lm)
-        check_tokenizer(draft_lm, _read(AutoTokenizer, draft_lm, "tokenizer"), tokenizer)
+        draft_lm = checked_draft_lm(draft_lm, tokenizer)
     model = _read(
         AutoModelForCausalLM,
         target,
@@ -173,6 +171,17 @@ def language_model(
     small = TargetModel(model, fuse=fuse and can_fuse(model), compile=compile)
     probe(small)
     return lambda shape: ModelDrafter(small, shape, target.vocab_size)
+
+
+def checked_draft_lm(name: str | Path, tokenizer: Any) -> str | Path:
+    """Where the small model of this name lies. UserError where its tokenizer is another."""
+    from transformers import AutoTokenizer
+
+    from eagle_dropmatch.assets import draft_lm_source
+
+    source = draft_lm_source(name)
+    check_tokenizer(source, _read(AutoTokenizer, source, "tokenizer"), tokenizer)
+    return source
 
 
 def check_tokenizer(name: str | Path, small: Any, target: Any) -> None:

@@ -6,9 +6,11 @@ arm's, answers something else.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -253,3 +255,13 @@ class FakeDecoder:
             sequences=torch.cat([input_ids, new], dim=1),
             stats=GenerationStats((row,), prefill_seconds=0.001, decode_seconds=0.002 * len(ids)),
         )
+
+
+def lay_out(folder: Path, models: Sequence[str] = ("target", "draft")) -> None:
+    """q.jsonl with three questions, and checkpoints that nobody loads."""
+    rows = [{"question_id": i, "category": "c", "turns": [f"a {i}", f"b {i}"]} for i in range(3)]
+    (folder / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in models:
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text('{"hidden_size": 64}')
+        (folder / name / "model.safetensors").write_bytes(name.encode())

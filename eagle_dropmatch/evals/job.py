@@ -214,6 +214,8 @@ def _measure(
     first = render(tokenizer, benchmark.prompt(questions[0], 0, []), chat)
     stop_ids = stop_token_ids(decoder.target.model.generation_config, tokenizer)
     specs = [spec for spec, _ in planned]
+    # Before the folder holds anything: a model that does not fit is refused here.
+    small = None if options.sd_lm is None else decoder.language_model(options.sd_lm)
     resolved = _resolved(decoder, options, planned, stop_ids)
     folder.start(
         arguments,
@@ -221,7 +223,6 @@ def _measure(
         {**description, "first_prompt": first.text, "first_prompt_ids": first.ids[:8]},
         session(argv),
     )
-    small = None if options.sd_lm is None else decoder.language_model(options.sd_lm)
     arms = build_arms(planned, decoder, stop_ids, options.sampling, small)
     judge = partial(judge_turn, decoder.target, drafted=_drafted(decoder))
     settings = RunSettings(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import rig
-from eval_fakes import FakeDecoder, fake_judge
+from eval_fakes import FakeDecoder, fake_judge, lay_out
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.acceptors import make_acceptor
@@ -78,12 +78,7 @@ def test_arms_of_two_drafters_take_turns_and_exact_ones_give_the_targets_answers
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, "judge_turn", lambda target, *ids, drafted: fake_judge(*ids))
-    rows = [{"question_id": i, "category": "c", "turns": [f"a {i}", f"b {i}"]} for i in range(3)]
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name in ("target", "draft", "small"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text('{"hidden_size": 64}')
-        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+    lay_out(tmp_path, ("target", "draft", "small"))
     return tmp_path
 
 
@@ -181,3 +176,21 @@ def test_a_stored_run_has_its_chains_again(place: Path) -> None:
     (place / "out/run.json").write_text(json.dumps({**header, "finished": None}))
     with pytest.raises(UserError, match="sd:dropmatch is lossy, and without sd beside it"):
         read_run(place / "out", partial=True)
+
+
+def test_a_small_model_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    target = TargetModel(rig.tiny_model())
+    decoder = rig.decoder(target, NGramDrafter, (8, 2, 3), make_acceptor("exact"))
+    with pytest.raises(UserError, match="has no tokenizer that transformers can read") as told:
+        decoder.language_model(str(tmp_path))
+    assert "\n" not in str(told.value)
+
+
+def test_a_small_model_that_does_not_fit_is_refused_before_anything_is_kept(place: Path) -> None:
+    class Refusing(FakeDecoder):
+        def language_model(self, source: str) -> Any:
+            raise UserError("another tokenizer")
+
+    with pytest.raises(UserError, match="another tokenizer"):
+        evaluate("--arms exact --sd-lm small", Refusing())
+    assert not (place / "out/run.json").exists()
