@@ -147,6 +147,14 @@ def share(text: str) -> float:
     return value
 
 
+def positive(text: str) -> float:
+    """A finite number above zero."""
+    value = _number(text)
+    if value is None or not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
 def temperature(text: str) -> float:
     """A finite number of at least 0, which is greedy."""
     value = _number(text)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import UserError
 from .files import replacing
-
-if TYPE_CHECKING:
-    from .reports.rule_numbers import RuleNumbers
 
 
 def require_matplotlib() -> None:
@@ -23,26 +19,6 @@ def require_matplotlib() -> None:
 
 GREYS = (("black", "o", "-"), ("0.35", "s", "--"), ("0.6", "^", "-."), ("0.75", "D", ":"))
 """Colour, marker and dashes of a figure's lines, told apart without colour."""
-
-
-Blocks = Mapping[str, Sequence["RuleNumbers"]]
-"""A run's title -> its rules."""
-TITLE_WIDTH = 40
-"""Characters of a line above a panel."""
-
-
-def headings(figure: Any, blocks: Blocks, parts: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """What stands above each panel: its run's title, unless all are of one, and its own lines."""
-    if len(blocks) == 1:
-        figure.suptitle(next(iter(blocks)), fontsize=SMALLEST + 1, fontweight="bold")
-    return [
-        "\n".join(
-            line
-            for text in ([title] if len(blocks) > 1 else []) + list(own)
-            for line in textwrap.wrap(text, TITLE_WIDTH)
-        )
-        for title, own in parts
-    ]
 
 
 class Style(NamedTuple):
@@ -79,6 +55,12 @@ def error_bars(
         [max(value - low, 0.0) for value, (low, _) in zip(values, bounds, strict=True)],
         [max(high - value, 0.0) for value, (_, high) in zip(values, bounds, strict=True)],
     ]
+
+
+def level_axis(panel: Any, levels: Sequence[int], size: float | None = None) -> None:
+    """Draft levels to the right, EAGLE's --depth in brackets. ``size``: of the axis' name."""
+    panel.set_xticks(levels, [f"{level}\n[{level - 1}]" for level in levels], fontsize=SMALLEST)
+    panel.set_xlabel("draft levels [EAGLE's --depth]", fontsize=size)
 
 
 def new_figure(width: float, height: float) -> Any:

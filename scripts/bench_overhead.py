@@ -28,7 +28,7 @@ from pathlib import Path
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import MTBench
-from eagle_dropmatch.evals.arguments import add_arguments, add_models
+from eagle_dropmatch.evals.arguments import add_models, with_defaults
 from eagle_dropmatch.evals.base import Question, select
 from eagle_dropmatch.evals.checkpoints import check_draft_lm, check_models
 from eagle_dropmatch.evals.first_turns import FirstTurns
@@ -155,11 +155,7 @@ def _rate(text: str) -> float:
 
 def options_of(args: argparse.Namespace) -> EvalOptions:
     """An evaluation's options, with what this script does not ask for at its default."""
-    parser = cli.Parser(description="")
-    add_arguments(parser)
-    known = parser.parse_args([])
-    names = [name for name in vars(args) if name in vars(known) or name == "limit"]
-    vars(known).update({name: getattr(args, name) for name in names})
+    known = with_defaults(args)
     # Rules are each part's own.
     known.heads = known.p_drop = known.seeds = None
     options = read_options(known)

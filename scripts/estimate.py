@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals.checkpoints import check_models
-from eagle_dropmatch.training.train_arguments import positive
 
 GB = 1e9
 
@@ -28,11 +27,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--target", metavar="MODEL", help="folder or hub id; its config is read")
     parser.add_argument("--draft", metavar="MODEL", help="default: the reference pair")
     parser.add_argument(
-        "--bandwidth", type=positive, metavar="GB/S", help="of memory (default: measured here)"
+        "--bandwidth", type=cli.positive, metavar="GB/S", help="of memory (default: measured here)"
     )
     parser.add_argument(
         "--operations",
-        type=positive,
+        type=cli.positive,
         metavar="T/S",
         help="10^12 operations a second in 16-bit products (default: measured here)",
     )
@@ -44,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         "--context", type=cli.integer(1), default=2048, metavar="N", help="tokens, answer included"
     )
     parser.add_argument(
-        "--tau", type=positive, default=3.0, metavar="TAU", help="tokens a step (default 3)"
+        "--tau", type=cli.positive, default=3.0, metavar="TAU", help="tokens a step (default 3)"
     )
     parser.add_argument("--questions", type=cli.integer(1), default=80, metavar="N")
     parser.add_argument("--turns", type=cli.integer(1), default=2, metavar="N")

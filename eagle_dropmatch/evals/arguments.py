@@ -31,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_run(parser.add_argument_group("run"))
 
 
+def with_defaults(args: argparse.Namespace) -> argparse.Namespace:
+    """An evaluation's arguments, where another script's flags leave them open."""
+    parser = cli.Parser("")
+    add_arguments(parser)
+    return argparse.Namespace(**{**vars(parser.parse_args([])), **vars(args)})
+
+
 def add_models(parser: argparse.ArgumentParser) -> None:
     """The pair and how it runs."""
     group = parser.add_argument_group("models (without --target and --draft: reference pair)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,39 @@ def prompts_of(decoder: Any, questions: Sequence[Question]) -> list[Sequence[int
 
 def answer(decoder: Any, prompts: Sequence[Sequence[int]], rule: Any, max_new_tokens: int) -> None:
     """Answer every prompt under a rule, for what the rule sees meanwhile."""
-    import torch
     from tqdm import tqdm
 
     decoder.acceptor = rule
     for prompt in tqdm(prompts, unit="question", dynamic_ncols=True):
-        ids = torch.tensor([list(prompt)], device=decoder.target.device)
-        decoder.generate(ids, max_new_tokens=max_new_tokens, repetition_penalty=1.0)
+        _answer(decoder, prompt, max_new_tokens)
+
+
+def answer_until(
+    enough: Callable[[], bool],
+    warm: Callable[[], object],
+    decoder: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    most: int,
+) -> None:
+    """Answer the prompts over and over, until ``enough`` says so or ``most`` answers are there.
+
+    ``warm`` is called once, behind the first answer: what was noted by then shall not count.
+    """
+    for turn in range(most):
+        _answer(decoder, prompts[turn % len(prompts)], max_new_tokens)
+        if turn == 0:
+            warm()
+        if enough():
+            break
+
+
+def _answer(decoder: Any, prompt: Sequence[int], max_new_tokens: int) -> None:
+    import torch
+
+    ids = torch.tensor([list(prompt)], device=decoder.target.device)
+    decoder.generate(ids, max_new_tokens=max_new_tokens, repetition_penalty=1.0)
 
 
 @dataclass(frozen=True)

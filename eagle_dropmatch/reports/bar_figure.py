@@ -10,8 +10,8 @@ from typing import Any
 from ..evals.plan import EXACT
 from ..evals.statistics import Estimate
 from ..evals.table import inline
-from ..figures import SMALLEST, Blocks, error_bars, new_figure, save_figure
-from .rule_numbers import NAMES, RuleNumbers, families_of, style_of
+from ..figures import SMALLEST, error_bars, new_figure, save_figure
+from .rule_numbers import NAMES, Blocks, RuleNumbers, families_of, style_of
 
 LABEL_WIDTH = 36
 """Characters of a line of a rule's label."""

@@ -11,14 +11,12 @@ from ..figures import (
     EXACT_STYLE,
     SMALLEST,
     STYLES,
-    Blocks,
     Style,
     error_bars,
-    headings,
     new_figure,
     save_figure,
 )
-from .rule_numbers import RuleNumbers, families_of, style_of
+from .rule_numbers import Blocks, RuleNumbers, families_of, headings, style_of
 
 COLUMNS = 4
 PALE = "0.8"

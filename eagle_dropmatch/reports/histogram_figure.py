@@ -12,14 +12,12 @@ from ..evals.table import inline
 from ..figures import (
     EXACT_STYLE,
     SMALLEST,
-    Blocks,
     Style,
     error_bars,
-    headings,
     new_figure,
     save_figure,
 )
-from .rule_numbers import RuleNumbers, families_of, style_of
+from .rule_numbers import Blocks, RuleNumbers, families_of, headings, style_of
 
 FEW, COLUMNS, MOST_COLUMNS = 16, 4, 6
 """Up to so many rules stand in so many columns; more in more."""

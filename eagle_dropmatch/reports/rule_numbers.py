@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from ..evals.plan import EXACT, PLAIN
 from ..evals.statistics import CONFIDENCE, Estimate, Interval, paired_ratio, resamples
 from ..evals.summary import Pool, Row
-from ..figures import EXACT_STYLE, STYLES, Style
+from ..figures import EXACT_STYLE, SMALLEST, STYLES, Style
 from ..stats import acceptance_histogram
 from ..studies.rule_sweep import SWEEP
 from .stored_run import StoredRun
@@ -51,6 +53,26 @@ class RuleNumbers:
         if self.rule.partition("-")[0] == EXACT:
             return EXACT
         return CURVES.get(self.rule, self.rule.partition("(")[0])
+
+
+Blocks = Mapping[str, Sequence[RuleNumbers]]
+"""A run's title -> its rules."""
+TITLE_WIDTH = 40
+"""Characters of a line above a panel."""
+
+
+def headings(figure: Any, blocks: Blocks, parts: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """What stands above each panel: its run's title, unless all are of one, and its own lines."""
+    if len(blocks) == 1:
+        figure.suptitle(next(iter(blocks)), fontsize=SMALLEST + 1, fontweight="bold")
+    return [
+        "\n".join(
+            line
+            for text in ([title] if len(blocks) > 1 else []) + list(own)
+            for line in textwrap.wrap(text, TITLE_WIDTH)
+        )
+        for title, own in parts
+    ]
 
 
 def numbers_of(run: StoredRun) -> list[RuleNumbers]:

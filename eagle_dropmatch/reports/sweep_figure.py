@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ..evals.statistics import Estimate
-from ..figures import EXACT_STYLE, SMALLEST, STYLES, Style, error_bars, new_figure, save_figure
+from ..figures import (
+    EXACT_STYLE,
+    SMALLEST,
+    STYLES,
+    Style,
+    error_bars,
+    level_axis,
+    new_figure,
+    save_figure,
+)
 from ..studies import paper
 from .stored_sweep import StoredSweep
 
@@ -58,8 +67,8 @@ def draw_sweeps(sweeps: Sequence[StoredSweep], folder: Path) -> None:
             panel.tick_params(labelsize=SMALLEST)
             panel.spines[["top", "right"]].set_visible(False)
         if line == lines - 1:
-            _level_axis(left, measured)
-            _level_axis(right, [depth + 1 for depth in paper.MT_BENCH_TAU])
+            level_axis(left, measured, SMALLEST)
+            level_axis(right, [depth + 1 for depth in paper.MT_BENCH_TAU], SMALLEST)
     if lossy:
         panels[1, 0].axhline(0, color="0.8", linewidth=0.8)
         panels[1, 0].set_ylabel("nats a token\nbelow exact's", fontsize=SMALLEST)
@@ -91,11 +100,6 @@ def _paper(panels: Sequence[Any]) -> None:
         "the paper's: Llama-3.3-70B, MT-Bench,\ntable 7, no intervals given", fontsize=SMALLEST
     )
     panels[0].legend(fontsize=SMALLEST, frameon=False)
-
-
-def _level_axis(panel: Any, levels: Sequence[int]) -> None:
-    panel.set_xticks(levels, [f"{level}\n[{level - 1}]" for level in levels], fontsize=SMALLEST)
-    panel.set_xlabel("draft levels [EAGLE's --depth]", fontsize=SMALLEST)
 
 
 def _line(

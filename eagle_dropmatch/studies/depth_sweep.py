@@ -14,7 +14,7 @@ from ..evals.plan import PLAIN
 from ..evals.statistics import CONFIDENCE, Estimate, Interval, paired_difference, resamples
 from ..evals.summary import LossyComparison, Row, Summary, Sums
 from ..evals.table import as_numbers, inline
-from ..figures import GREYS, error_bars, new_figure, save_figure
+from ..figures import GREYS, error_bars, level_axis, new_figure, save_figure
 from ..files import write_text
 from ..stats import conditional_acceptance, unconditional_acceptance
 from .paper import MT_BENCH_TAU
@@ -203,8 +203,7 @@ def draw(points: Sequence[Point], folder: Path) -> None:
     cost.set_ylabel("nats a token\nbelow exact's")
     speed.axhline(1, color="0.8", linewidth=0.8)
     speed.set_ylabel("tokens/s\nover plain")
-    speed.set_xlabel("draft levels [EAGLE's --depth]")
-    speed.set_xticks(levels, [f"{level}\n[{level - 1}]" for level in levels], fontsize=8)
+    level_axis(speed, levels)
     save_figure(figure, folder, "depth")
 
 

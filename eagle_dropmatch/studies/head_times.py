@@ -14,14 +14,13 @@ from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
-import torch
-
 from ..acceptors import NaiveAcceptor
 from ..acceptors.base import StepContext
 from ..acceptors.dropmatch import to_centre
 from ..acceptors.step_heads import Heads
 from ..clock import timed
 from ..drafts.base import TreeShape
+from ..evals import first_turns
 from ..target import TargetModel
 from . import paper
 from .head_checks import Watching
@@ -150,17 +149,14 @@ def measure(
     times = HeadTimes(rule)
     decoder.acceptor = Watching([rule], times, draft=True)
     with times.watching(decoder.target):
-        for turn in range(100 + steps):
-            prompt = torch.tensor([list(prompts[turn % len(prompts)])])
-            decoder.generate(
-                prompt.to(decoder.target.device),
-                max_new_tokens=max_new_tokens,
-                repetition_penalty=1.0,
-            )
-            if turn == 0:
-                times.seconds.clear()
-            if times.steps >= steps:
-                break
+        first_turns.answer_until(
+            lambda: times.steps >= steps,
+            times.seconds.clear,
+            decoder,
+            prompts,
+            max_new_tokens=max_new_tokens,
+            most=100 + steps,
+        )
     return split(times, shape)
 
 

@@ -180,13 +180,13 @@ class Bench:
         heads = single_head.rules(self.rates)
         benchmark = FirstTurns(MTBench())
         self._evaluate(benchmark, options, "single", heads)
-        rows = single_head.describe(single_head.read_answers(self.folder / "single"), self.rates)
+        rows = single_head.describe(single_head.answers_in(self.folder / "single"), self.rates)
         solved = None
         if self.gsm8k is not None:
             source, longest = self.gsm8k
             options = replace(options, questions=source, max_new_tokens=longest)
             self._evaluate(GSM8K(), options, "single-gsm8k", heads)
-            answers = single_head.read_answers(self.folder / "single-gsm8k")
+            answers = single_head.answers_in(self.folder / "single-gsm8k")
             solved = single_head.accuracies(answers, GSM8K(), source)
         data = {"answers": [row._asdict() for row in rows], "gsm8k": solved}
         about = self._asked("single/table.md")

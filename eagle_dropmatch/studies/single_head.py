@@ -6,7 +6,6 @@ such answers are to the clean target, with GSM8K's accuracy where its questions 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..acceptors.base import Acceptor, PromptContext, RowState, StepContext, Ver
 from ..acceptors.exact import ExactAcceptor
 from ..acceptors.heads import head_choices, mask_uniforms
 from ..evals.base import Benchmark
+from ..evals.folder import read_answers
 from ..evals.records import QuestionResult, read_record
 from ..evals.statistics import Estimate, paired_difference, ratio, wilson
 from ..evals.table import inline
@@ -113,14 +113,12 @@ Answers = Mapping[str, Mapping[int | str, Sequence[Mapping[str, Any]]]]
 """By rule and question, the records of every seed."""
 
 
-def read_answers(folder: Path) -> Answers:
+def answers_in(folder: Path) -> Answers:
     """All answers of a finished run."""
     found: dict[str, dict[int | str, list[Mapping[str, Any]]]] = {}
     for path in sorted(folder.glob("answers-*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            mine = found.setdefault(record["acceptance"], {})
-            mine.setdefault(record["question_id"], []).append(record)
+        for qid, record in read_answers(path)[0].items():
+            found.setdefault(record["acceptance"], {}).setdefault(qid, []).append(record)
     return found
 
 

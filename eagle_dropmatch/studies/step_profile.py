@@ -19,6 +19,7 @@ from ..decoder import SpeculativeDecoder
 from ..drafts.base import TreeShape
 from ..drafts.eagle3 import Eagle3Config
 from ..drafts.eagle3_drafter import Eagle3Drafter
+from ..evals import first_turns
 from ..loop import DecodingLoop
 
 #: Parts of a step, in its order, and what they hold.
@@ -125,17 +126,14 @@ def profile(
     """Answer prompts until so many steps are timed; the first answer is not counted."""
     clock = StepClock()
     with watched(decoder, clock):
-        for turn in range(100):
-            prompt = torch.tensor([list(prompts[turn % len(prompts)])])
-            decoder.generate(
-                prompt.to(decoder.target.device),
-                max_new_tokens=max_new_tokens,
-                repetition_penalty=1.0,
-            )
-            if turn == 0:
-                clock.steps.clear()
-            if len(clock.steps) >= steps:
-                break
+        first_turns.answer_until(
+            lambda: len(clock.steps) >= steps,
+            clock.steps.clear,
+            decoder,
+            prompts,
+            max_new_tokens=max_new_tokens,
+            most=100,
+        )
     return clock
 
 

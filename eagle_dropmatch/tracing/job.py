@@ -89,7 +89,7 @@ def trace(args: argparse.Namespace, argv: Sequence[str], load: Loader | None = N
     require_jinja2()
     if len(args.acceptor) > 2:
         raise UserError(f"--acceptor was given {len(args.acceptor)} rules: a page shows one or two")
-    options = read_options(_with_defaults(args))
+    options = read_options(arguments.with_defaults(args))
     asked = read_question(args)
     check_models(options.target, options.draft)
     check_draft_lm(options.draft_lm, options.target, "--draft-lm")
@@ -184,13 +184,6 @@ def default_output(asked: Asked, argv: Sequence[str]) -> Path:
     digest = hashlib.sha256(repr(list(argv)).encode()).hexdigest()[:8]
     name = re.sub(r"\W+", "-", asked.name)
     return DEFAULT_ROOT / f"trace-{name}-{digest}.html"
-
-
-def _with_defaults(args: argparse.Namespace) -> argparse.Namespace:
-    """An evaluation's arguments, where this script's flags leave them open."""
-    evaluation = cli.Parser("")
-    arguments.add_arguments(evaluation)
-    return argparse.Namespace(**{**vars(evaluation.parse_args([])), **vars(args)})
 
 
 def _check_file(flag: str, path: Path | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -166,7 +165,7 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
         "padded token positions a step, all workers together",
     )
     _option(
-        group, "--learning-rate", positive, _OPTIONS.learning_rate, "LR", "peak of AdamW's rate"
+        group, "--learning-rate", cli.positive, _OPTIONS.learning_rate, "LR", "peak of AdamW's rate"
     )
     _option(
         group, "--warmup", cli.integer(0), _OPTIONS.warmup, "N", "steps of the rate's linear rise"
@@ -179,7 +178,7 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
         "N",
         "steps of its linear fall to a twentieth, at the end of the run",
     )
-    _option(group, "--clip", positive, _OPTIONS.clip, "NORM", "largest gradient norm")
+    _option(group, "--clip", cli.positive, _OPTIONS.clip, "NORM", "largest gradient norm")
     _option(group, "--seed", cli.integer(0), _OPTIONS.seed, "SEED", "of the data's order")
     _option(
         group,
@@ -292,14 +291,3 @@ def _option(
 ) -> None:
     shown = "" if default is None else f" (default {default})"
     group.add_argument(flag, type=kind, default=default, metavar=metavar, help=text + shown)
-
-
-def positive(text: str) -> float:
-    """A finite number above zero."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value

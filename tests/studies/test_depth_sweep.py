@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eval_fakes import EOS, FakeDecoder, fake_judge, spec
+from eval_fakes import EOS, FakeDecoder, fake_judge, lay_out, spec
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.evals import job
@@ -85,12 +85,7 @@ def test_ratios_stand_beside_the_papers(tmp_path: Path) -> None:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    rows = [{"question_id": i, "category": "c", "turns": [f"a {i}", f"b {i}"]} for i in range(3)]
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name in ("target", "draft"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text('{"hidden_size": 64}')
-        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+    lay_out(tmp_path)
     monkeypatch.setattr(job, "judge_turn", lambda target, *ids, drafted: fake_judge(*ids))
     return tmp_path
 

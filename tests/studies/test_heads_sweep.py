@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eval_fakes import EOS, FakeDecoder, fake_judge, spec
+from eval_fakes import EOS, FakeDecoder, fake_judge, lay_out, spec
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.acceptors import make_acceptor
@@ -107,12 +107,7 @@ def test_text_on_a_heat_map_contrasts_with_its_cell() -> None:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    rows = [{"question_id": i, "category": "c", "turns": [f"a {i}", f"b {i}"]} for i in range(3)]
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name in ("target", "draft"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text('{"hidden_size": 64}')
-        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+    lay_out(tmp_path)
     monkeypatch.setattr(job, "judge_turn", lambda target, *ids, drafted: fake_judge(*ids))
     monkeypatch.setattr("eagle_dropmatch.evals.statistics.RESAMPLES", 99)
     return tmp_path
