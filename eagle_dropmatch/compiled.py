@@ -17,7 +17,6 @@ import inspect
 import io
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -36,6 +35,7 @@ from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.files import check_writable
 from eagle_dropmatch.fused import FusedDecoder, fused, signed_turns, stacked
 from eagle_dropmatch.machine import device_name
+from eagle_dropmatch.native import compiler_failed, require_compiler
 from eagle_dropmatch.taps import attention_sizes
 
 # A forward of no special size, by which kernels are chosen: no two sizes alike, none of them 1.
@@ -90,7 +90,8 @@ class CompiledBody:
             return _Body(twin, taps), example, whole
 
         about = {"config": config.to_json_string(), "taps": taps and list(taps)}
-        self._run = _ahead_of_time("target", about, decoder, build)
+        told = f"the model of {config.num_hidden_layers} layers"
+        self._run = _ahead_of_time("target", told, about, decoder, build)
 
     def __call__(
         self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: TreeCache
@@ -130,7 +131,7 @@ class CompiledNetwork:
             given = (states, states + 0, turns, turns + 0, mask, slots, kept, kept + 0)
             return network, given, sizes
 
-        self._run = _ahead_of_time("draft", {"config": repr(config)}, draft, build)
+        self._run = _ahead_of_time("draft", "the draft", {"config": repr(config)}, draft, build)
 
     def __call__(
         self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: TreeCache
@@ -220,21 +221,17 @@ class _Slots:
         return kept_keys[:, :, : self._seen], kept_values[:, :, : self._seen]
 
 
-def can_compile() -> bool:
-    """Whether there is a C++ compiler, by the name that torch asks for."""
-    from torch._inductor import config
-
-    names: Any = config.cpp.cxx
-    return any(shutil.which(name) for name in names if name)
-
-
 def _ahead_of_time(
     what: str,
+    told: str,
     about: dict[str, Any],
     weights: nn.Module,
     build: Callable[[], tuple[nn.Module, tuple[Any, ...], tuple[Any, ...]]],
 ) -> Run:
-    """The compiled module: read from the cache folder, or made and kept there."""
+    """The compiled module: read from the cache folder, or made and kept there.
+
+    what, told: its name in files and in messages.
+    """
     about = {
         **about,
         "weights": _digest([*weights.parameters(), *weights.buffers()]),
@@ -254,17 +251,13 @@ def _ahead_of_time(
         except (OSError, RuntimeError):  # damaged, or of another C library: made again
             path.unlink(missing_ok=True)
     if loaded is None:
-        if not can_compile():
-            raise UserError(
-                "compile needs a C++ compiler and there is none: install g++ or clang++, or leave "
-                "the option out"
-            )
+        require_compiler()
         check_writable(path.parent)
-        print(f"compiling the {what}, once for this pair and machine, into {path}", file=sys.stderr)
+        print(f"compiling {told}, once for this pair and machine, into {path}", file=sys.stderr)
         began = time.perf_counter()
         _make(path, *build())
         took = time.perf_counter() - began
-        print(f"compiled the {what} in {took:.0f} seconds", file=sys.stderr, flush=True)
+        print(f"compiled {told} in {took:.0f} seconds", file=sys.stderr, flush=True)
         loaded = torch._inductor.aoti_load_package(str(path))
     return lambda *given: tuple(loaded(*given))
 
@@ -285,10 +278,7 @@ def _make(path: Path, module: nn.Module, example: tuple[Any, ...], sizes: tuple[
             )
         os.replace(part, path)
     except CppCompileError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise UserError(
-            f"compile: the C++ compiler failed ({reason}): see to it, or leave the option out"
-        ) from error
+        raise compiler_failed(error) from error
     finally:
         Path(part).unlink(missing_ok=True)
 

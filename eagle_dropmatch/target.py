@@ -22,6 +22,11 @@ PREFILL_AT_ONCE = 1024
 ATTENTION_BACKENDS = ("sdpa", "eager")
 
 
+#: Tokens of the vocabulary whose weights ``LMHead.block_ranges`` takes together (few_heads.cpp has
+#: the same number).
+BLOCK = 32
+
+
 class TargetOutput(NamedTuple):
     """What one verification forward gives for the N nodes of each tree."""
 
@@ -46,6 +51,7 @@ class LMHead:
         module: the model's output embeddings, a linear layer.
         finish: scaling or cap, or None where the product is what the model calls logits.
         product: what multiplies in the module's place, faster.
+        native: let rules read the weights by machine code of our own, where they have some.
     """
 
     def __init__(
@@ -53,8 +59,10 @@ class LMHead:
         module: nn.Module,
         finish: Callable[[Tensor], Tensor] | None = None,
         product: Callable[[Tensor], Tensor] | None = None,
+        *,
+        native: bool = False,
     ) -> None:
-        self.module, self.finish = module, finish
+        self.module, self.finish, self.native = module, finish, native
         self._product = module if product is None else product
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -66,6 +74,16 @@ class LMHead:
     def columns(self) -> Tensor:
         """[D, V], the weights again with each column in one piece; a copy, made when asked for."""
         return self.weight.detach().t().contiguous()
+
+    @cached_property
+    def block_ranges(self) -> tuple[Tensor, Tensor]:
+        """The least and the greatest weight of each ``BLOCK`` of tokens in each dimension.
+
+        Both [D, ceil(V / BLOCK)] in the model's dtype, made when asked for.
+        """
+        ranges = [part.aminmax(dim=0) for part in self.weight.detach().split(BLOCK)]
+        least, greatest = zip(*ranges, strict=True)
+        return torch.stack(least, 1).contiguous(), torch.stack(greatest, 1).contiguous()
 
     @cached_property
     def column_variance(self) -> Tensor:
@@ -137,7 +155,7 @@ class TargetModel:
             self.modules, self._compiled = "compiled", CompiledBody(self.body, tap_layers)
         if (fuse or compile) and type(head) is nn.Linear:
             product = PackedLinear.of(head)
-        self.head = LMHead(head, logits_finisher(self.config), product)
+        self.head = LMHead(head, logits_finisher(self.config), product, native=compile)
         _, self._kv_heads, self._head_dim = attention_sizes(self.config)
         self._layer_devices = [next(layer.parameters()).device for layer in decoder_layers(model)]
         if any(parameter.is_meta for parameter in model.parameters()):

@@ -15,13 +15,13 @@ from eagle_dropmatch.target import LMHead, PrefillOutput, TargetOutput
 from eagle_dropmatch.tree import DraftTree
 
 
-def linear_head(weight: Tensor, bias: Tensor | None = None) -> LMHead:
+def linear_head(weight: Tensor, bias: Tensor | None = None, *, native: bool = False) -> LMHead:
     """An LM head of this weight [V, D] that does nothing to its logits."""
     module = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     module.weight.data = weight
     if bias is not None:
         module.bias.data = bias
-    return LMHead(module.requires_grad_(False))
+    return LMHead(module.requires_grad_(False), native=native)
 
 
 class FunctionHead(LMHead):

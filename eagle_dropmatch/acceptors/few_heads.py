@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eagle_dropmatch.acceptors import few_heads_native
 from eagle_dropmatch.acceptors.heads import drop
 from eagle_dropmatch.sampling import first_argmax
 from eagle_dropmatch.tree import longest_accepted_path
@@ -45,6 +46,10 @@ def few_heads(heads: Heads, also: Tensor | None = None, eligible: Tensor | None 
             as it takes to know the longest path of accepted nodes: others may be refused.
     """
     context, parents, tree = heads.context, heads.parents, heads.context.tree
+    if context.head.native:
+        found = few_heads_native.few_heads(heads, also, eligible)
+        if found is not None:
+            return found
     slot, tokens = parents.slot, tree.tokens
     child = (tree.parents >= 0)[..., None]
     still = (heads.rates == 0)[slot]  # without dropout a head says what the target says

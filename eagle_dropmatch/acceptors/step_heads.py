@@ -36,21 +36,27 @@ class Heads:
     @cached_property
     def uniforms(self) -> Tensor:
         """[M, K, D]: what the masks are made of."""
-        return self._numbers(self.parents.hidden.shape[-1])
+        return self._at_parents(self.drawn)
 
-    def _numbers(self, size: int) -> Tensor:
-        """[M, K, size] uniform numbers."""
+    @cached_property
+    def drawn(self) -> Tensor:
+        """[B, N or 1, K, D]: ``uniforms`` as they are drawn, of every node or one for all."""
+        return self._draw(self.context.output.hidden.shape[-1])
+
+    def _draw(self, size: int) -> Tensor:
         rule, context = self._rule, self.context
         nodes = context.tree.num_nodes if rule.mask == "node" else 1
-        uniforms = mask_uniforms(
+        return mask_uniforms(
             context.row_keys,
             rule.seed,
             context.steps,
             (nodes, rule.K, size),
             context.output.hidden.device,
         )
+
+    def _at_parents(self, drawn: Tensor) -> Tensor:
         row, node = self.parents.row, self.parents.node
-        return uniforms[row, node if rule.mask == "node" else torch.zeros_like(node)]
+        return drawn[row, node if self._rule.mask == "node" else torch.zeros_like(node)]
 
     def _certainty(self) -> Tensor:
         """[M] float32 in [0, 1]."""
@@ -114,7 +120,7 @@ class Heads:
         spread = self.parents.hidden.float().square() @ self.context.head.column_variance
         spread = (self.rates / (1 - self.rates)).sqrt() * spread.sqrt()[:, None]
         shaken = top.values[:, None].float() + spread[..., None] * normal(
-            self._numbers(top.values.shape[-1])
+            self._at_parents(self._draw(top.values.shape[-1]))
         )
         return top.indices.gather(1, self._say(shaken, slice(None)))
 

@@ -11,13 +11,13 @@ import rig
 import torch
 from transformers.models.llama.modeling_llama import LlamaModel
 
-from eagle_dropmatch import compiled
+from eagle_dropmatch import compiled, native
 from eagle_dropmatch.acceptors import make_acceptor
 from eagle_dropmatch.decoder import SpeculativeDecoder
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.target import TargetModel
 
-needs_compiler = pytest.mark.skipif(not compiled.can_compile(), reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(not native.can_compile(), reason="needs a C++ compiler")
 
 
 @pytest.fixture

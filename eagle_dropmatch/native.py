@@ -1,0 +1,82 @@
+"""C++ for this processor: the compiler, and files of the package built with it, kept and loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle_dropmatch.assets import cache_dir
+from eagle_dropmatch.errors import UserError
+from eagle_dropmatch.files import check_writable
+from eagle_dropmatch.machine import device_name
+
+# Behind torch's, which leave vectors to torch's own code generator.
+_FLAGS = ("-O3", "-ftree-loop-vectorize", "-ffp-contract=fast")
+
+
+def can_compile() -> bool:
+    """Whether there is a C++ compiler, by the name that torch asks for."""
+    from torch._inductor import config
+
+    names: Any = config.cpp.cxx
+    return any(shutil.which(name) for name in names if name)
+
+
+def require_compiler() -> None:
+    """UserError without one."""
+    if not can_compile():
+        raise UserError(
+            "compile needs a C++ compiler and there is none: install g++ or clang++, or leave the "
+            "option out"
+        )
+
+
+def compiler_failed(error: Exception) -> UserError:
+    """What to raise where it does not take what it was given."""
+    reason = str(error).strip().splitlines()[-1]
+    return UserError(
+        f"compile: the C++ compiler failed ({reason}): see to it, or leave the option out"
+    )
+
+
+@cache
+def library(source: Path) -> ctypes.CDLL:
+    """A C++ file as a library, built first where it must be, which takes seconds.
+
+    With torch's own settings of compiler and threads. UserError where that does not work.
+    """
+    require_compiler()
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=_FLAGS)
+    about = (
+        source.read_text(encoding="utf-8"),
+        CppBuilder(source.stem, source.name, options).get_command_line(),
+        device_name(torch.device("cpu")),
+    )
+    name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+    folder = cache_dir() / "compiled"
+    path = folder / f"{source.stem}-{name}.so"
+    if path.exists():
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:  # damaged, or of another C library: made again
+            path.unlink(missing_ok=True)
+    check_writable(folder)
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        builder = CppBuilder(source.stem, str(source), options, part)
+        try:
+            builder.build()
+        except RuntimeError as error:
+            raise compiler_failed(error) from error
+        os.replace(builder.get_target_file_path(), path)
+    return ctypes.CDLL(str(path))
