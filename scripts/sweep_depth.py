@@ -4,7 +4,8 @@
 One evaluation on MT-Bench for each number of draft levels, with trees of that depth and exact,
 plain and the rules of --acceptor as arms. After each level a row is printed and kept; at the end
 stand the level at which each rule saturates (the first after which the gain's paired interval
-includes zero), the ratios to exact, and a figure with what the lossy rules cost below it.
+includes zero; the same for the gain of all deeper levels together), the ratios to exact, and a
+figure with what the lossy rules cost below it.
 
   python scripts/sweep_depth.py --acceptor naive --seeds 0 1 2 --limit 40
   python scripts/sweep_depth.py --acceptor naive --nodes-per-level 8 --levels 1 3 5 7 9 11 13 15

@@ -51,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
     updates = []
     for path in args.texts:
         try:
-            updates.append((path, *refreshed(path.read_text(encoding="utf-8"), source)))
+            updates.append(
+                (path, *refreshed(path.read_text(encoding="utf-8"), source, args.results))
+            )
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror or error})") from None
         except UserError as error:

@@ -11,7 +11,8 @@ and a number between two comments, which a reader of the page does not see::
     reaches tau <!-- =mtbench-naive naive tau -->3.68 [3.49, 3.87]<!-- --> where ...
 
 The number is named by its folder, the row of the folder's table, and a name of ``QUANTITIES``;
-``alone`` behind that leaves the interval out.
+``alone`` behind that leaves the interval out. Tables are those of ``TABLES``, from a run's records,
+and of ``WRITTEN_TABLES``, as a study wrote them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import UserError
@@ -26,6 +28,7 @@ from ..evals.plan import EXACT
 from ..evals.table import baselines_of, body_cells, header_cells, inline, table_lines
 from .quantities import QUANTITIES, quantity
 from .stored_run import StoredRun
+from .written_tables import WRITTEN_TABLES
 
 BLOCK = re.compile(r"^<!-- (\S+): (\w+) -->\n((?:(?!.*<!--).*\n)*)^<!-- end -->$", re.MULTILINE)
 NUMBER = re.compile(r"<!-- =(\S+) ([^\n]+?) (\w+)( alone)? -->([^<]*)<!-- -->")
@@ -48,15 +51,19 @@ class Change(NamedTuple):
     new: str
 
 
-def refreshed(text: str, source: Source) -> tuple[str, list[Change]]:
+def refreshed(
+    text: str, source: Source, results: Path = Path("results")
+) -> tuple[str, list[Change]]:
     """``text`` with every marked place as its run says, and the places that changed.
+
+    results: the folder of all folders.
 
     UserError, with the line, for a marker that is not whole or names what is not there.
     """
     _require_whole(text)
     changes: list[Change] = []
     # From the last to the first, so that the places before stay where they are.
-    for start, end, line, marker, new in sorted(_places(text, source), reverse=True):
+    for start, end, line, marker, new in sorted(_places(text, source, results), reverse=True):
         old = text[start:end]
         if old != new:
             changes.append(Change(line, marker, old, new))
@@ -68,10 +75,10 @@ Place = tuple[int, int, int, str, str]
 """Start, end, line, marker, what belongs there."""
 
 
-def _places(text: str, source: Source) -> Iterator[Place]:
+def _places(text: str, source: Source, results: Path) -> Iterator[Place]:
     for found in BLOCK.finditer(text):
         folder, kind = found[1], found[2]
-        make = partial(_table, source, folder, kind)
+        make = partial(_table, source, results, folder, kind)
         yield _place(text, found, 3, f"{folder}: {kind}", make)
     for found in NUMBER.finditer(text):
         folder, group, name, alone = found[1], found[2], found[3], found[4]
@@ -96,10 +103,15 @@ def _number(source: Source, folder: str, group: str, name: str, alone: bool) -> 
     return quantity(source(folder), group, name, alone=alone)
 
 
-def _table(source: Source, folder: str, kind: str) -> str:
-    if kind not in TABLES:
-        raise UserError(f"no table {kind!r}; there are {', '.join(TABLES)}")
-    return "\n".join(TABLES[kind](source(folder))) + "\n"
+def _table(source: Source, results: Path, folder: str, kind: str) -> str:
+    if kind in TABLES:
+        lines = TABLES[kind](source(folder))
+    elif kind in WRITTEN_TABLES:
+        lines = WRITTEN_TABLES[kind](results / folder)
+    else:
+        known = ", ".join((*TABLES, *WRITTEN_TABLES))
+        raise UserError(f"no table {kind!r}; there are {known}")
+    return "\n".join(lines) + "\n"
 
 
 def rows_table(run: StoredRun) -> list[str]:

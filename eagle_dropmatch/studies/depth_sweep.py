@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ class Saturation:
     level still gains."""
     gain: Estimate | None
     """tau one measured level further less tau there."""
+    plateau: int | None
+    """The first level after which all deeper ones together gain nothing: their tau less tau there
+    has an interval that includes 0. It averages over what happens to the texts at single levels.
+    None where even the last but one is shown to gain."""
+    beyond: Estimate | None
+    """That gain, at ``plateau``."""
     reached: int
     """The first level with ``NEAR`` of the rule's greatest tau."""
     reached_interval: Interval | None
@@ -59,15 +66,9 @@ class Saturation:
 def saturation(points: Sequence[Point], group: str) -> Saturation:
     """``points`` ascend; their questions are the same."""
     sums = [np.asarray(point.summary.sums[group], dtype=np.float64) for point in points]
-    level: int | None = None
-    gain: Estimate | None = None
-    for point, here, further in zip(points, sums, sums[1:], strict=False):
-        gain = paired_difference(
-            further[:, 0].tolist(), further[:, 1].tolist(), here[:, 0].tolist(), here[:, 1].tolist()
-        )
-        if gain.interval is None or gain.interval.low <= 0:
-            level = point.levels
-            break
+    level, gain = _first_without_gain(points, pairwise(sums))
+    deeper = np.cumsum(sums[::-1], axis=0)[::-1]
+    plateau, beyond = _first_without_gain(points, zip(sums, deeper[1:], strict=False))
     questions = len(sums[0])
     index = resamples(questions)
     taus = np.stack([each[index, 0].sum(1) / each[index, 1].sum(1) for each in sums])
@@ -78,7 +79,24 @@ def saturation(points: Sequence[Point], group: str) -> Saturation:
         tail = 100 * (1 - CONFIDENCE) / 2
         low, high = np.percentile(levels[1:], [tail, 100 - tail], method="nearest")
         interval = Interval(float(low), float(high))
-    return Saturation(group, level, gain, int(levels[0]), interval)
+    return Saturation(group, level, gain, plateau, beyond, int(levels[0]), interval)
+
+
+def _first_without_gain(
+    points: Sequence[Point], pairs: Iterable[tuple[Any, Any]]
+) -> tuple[int | None, Estimate | None]:
+    """The first level at which the second of a pair of sums is not shown to have more tau.
+
+    With the gain there; (None, the last gain) where all have more.
+    """
+    gain: Estimate | None = None
+    for point, (here, further) in zip(points, pairs, strict=False):
+        gain = paired_difference(
+            further[:, 0].tolist(), further[:, 1].tolist(), here[:, 0].tolist(), here[:, 1].tolist()
+        )
+        if gain.interval is None or gain.interval.low <= 0:
+            return point.levels, gain
+    return None, gain
 
 
 def groups_of(points: Sequence[Point]) -> list[str]:
@@ -123,6 +141,12 @@ def conclusions(points: Sequence[Point]) -> list[str]:
             text = (
                 f"{group}: saturates at {found.level} levels, the first after which the gain's "
                 f"interval includes 0 ({inline(found.gain)})"
+            )
+        if found.plateau is not None:
+            assert found.beyond is not None
+            text += (
+                f"; at {found.plateau} all deeper levels together gain no more "
+                f"({inline(found.beyond)})"
             )
         text += f"; {NEAR:.0%} of its greatest tau is reached at {found.reached} levels"
         if found.reached_interval is not None:

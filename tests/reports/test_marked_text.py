@@ -58,6 +58,49 @@ def test_marked_places_say_what_the_run_says_and_all_else_stays(run: StoredRun) 
     assert refreshed(text, lambda _: run) == (text, [])
 
 
+SPLIT = {"parts": {"split": {"lines": ["Asked.", "", "| part |", "|---|"]}}}
+WRITTEN = {
+    "sweep.md": "`command`\n\n| levels |\n|--:|\n| 1 |\n\n- exact: saturates.\n",
+    "heads.md": "`command`\n\nAsked.\n\n| K |\n|--:|\n\nCells.\n\n- Best.\n\nEqual cost.\n",
+    "overhead.json": json.dumps(SPLIT),
+}
+
+
+def test_tables_that_a_study_wrote_are_taken_over_without_its_command(tmp_path: Path) -> None:
+    for name, text in WRITTEN.items():
+        (tmp_path / "runs" / "study").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / "study" / name).write_text(text)
+    marked = "".join(
+        f"<!-- study: {kind} -->\nold\n<!-- end -->\n\n" for kind in ("sweep", "grid", "split")
+    )
+    text, changes = refreshed(marked, pytest.fail, tmp_path / "runs")
+    assert len(changes) == 3
+    assert text.split("<!-- end -->\n\n") == [
+        "<!-- study: sweep -->\n| levels |\n|--:|\n| 1 |\n\n- exact: saturates.\n",
+        "<!-- study: grid -->\n| K |\n|--:|\n\nCells.\n\n- Best.\n",
+        "<!-- study: split -->\n| part |\n|---|\n",
+        "",
+    ]
+    assert refreshed(text, pytest.fail, tmp_path / "runs") == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("sweep", "study/sweep.md cannot be read"),
+        ("grid", "study/heads.md has 1 paragraphs, expected at least 5"),
+        ("votes", "study/overhead.json holds no part votes"),
+    ],
+)
+def test_tables_that_are_not_there_are_refused(tmp_path: Path, kind: str, told: str) -> None:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "heads.md").write_text("another text")
+    (tmp_path / "study" / "overhead.json").write_text(WRITTEN["overhead.json"])
+    with pytest.raises(UserError) as refused:
+        refreshed(f"<!-- study: {kind} -->\n<!-- end -->\n", pytest.fail, tmp_path)
+    assert told in str(refused.value)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(["word", "1.5 [1, 2]", "`code`", "\n", "| cell |"]), max_size=6))
 def test_text_without_markers_is_left_alone(parts: list[str]) -> None:

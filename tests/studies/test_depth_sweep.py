@@ -46,11 +46,11 @@ def test_a_rule_saturates_where_the_gain_ends() -> None:
         for level, (e, n) in enumerate(zip(exact, naive, strict=True), 1)
     ]
     found = saturation(points, "exact")
-    assert (found.level, found.reached) == (3, 3)
+    assert (found.level, found.plateau, found.reached) == (3, 3, 3)
     assert found.gain is not None
     assert found.gain.value == pytest.approx(0)
     grows = saturation(points, "naive")
-    assert (grows.level, grows.reached) == (None, 6)
+    assert (grows.level, grows.plateau, grows.reached) == (None, None, 6)
     assert grows.reached_interval == (6, 6)
     told = conclusions(points)
     assert "exact: saturates at 3 levels" in told[0]
@@ -60,6 +60,21 @@ def test_a_rule_saturates_where_the_gain_ends() -> None:
 def test_noise_ends_a_gain_that_it_hides() -> None:
     points = [point(n, {"exact": 2 + 0.01 * n}, noise=0.4) for n in (1, 2, 3)]
     assert saturation(points, "exact").level in (1, 2)
+
+
+def test_a_dip_at_one_level_does_not_end_what_all_deeper_ones_gain() -> None:
+    taus = [2.0, 2.5, 2.4, 3.0, 3.1, 3.1, 3.1]
+    points = [point(level, {"exact": tau}) for level, tau in enumerate(taus, 1)]
+    found = saturation(points, "exact")
+    assert (found.level, found.plateau) == (2, 5)
+    assert found.gain is not None
+    assert found.beyond is not None
+    assert found.gain.value == pytest.approx(-0.1)
+    assert found.beyond.value == pytest.approx(0)
+    assert (
+        "at 5 all deeper levels together gain no more (0.000 [0.000, 0.000])"
+        in (conclusions(points)[0])
+    )
 
 
 def test_ratios_stand_beside_the_papers(tmp_path: Path) -> None:
