@@ -1,17 +1,20 @@
 """The folder of a run: its header, its answer files, and how a killed run goes on.
 
 run.json             the header: everything that must be equal for two records to belong together
-answers-<arm>.jsonl  one line a question, appended and synced at once
+answers-<arm>.jsonl  one line a question, appended and synced at once; read as well where it was
+                     packed into answers-<arm>.jsonl.gz
 table.md table.json  written at the end
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -55,7 +58,7 @@ class RunFolder:
             self._clear()
         self._header = self.read_header(self.path)
         if self._header is None:
-            if any(self.path.glob("answers-*.jsonl")):
+            if answer_files(self.path):
                 raise UserError(
                     f"{self.path} holds answers without a {HEADER}, so nobody can tell what they "
                     "are of; give another --output-dir, or --overwrite to delete them"
@@ -133,7 +136,11 @@ class RunFolder:
     def append(self, arm: str, record: Mapping[str, Any]) -> None:
         """Add one line and wait until it is on the disk."""
         line = json.dumps(record, ensure_ascii=False) + "\n"
-        with self.answers_path(arm).open("ab") as file:
+        path = self.answers_path(arm)
+        if not path.exists() and _packed(path).exists():
+            write_text(path, _unpacked(path).decode("utf-8"))
+            _packed(path).unlink()
+        with path.open("ab") as file:
             file.write(line.encode("utf-8"))
             file.flush()
             os.fsync(file.fileno())
@@ -158,7 +165,8 @@ class RunFolder:
 
     def _clear(self) -> None:
         for path in (
-            *self.path.glob("answers-*.jsonl"),
+            *answer_files(self.path),
+            *map(_packed, answer_files(self.path)),
             *(self.path / name for name in (HEADER, *TABLES)),
         ):
             path.unlink(missing_ok=True)
@@ -190,15 +198,32 @@ def answers_path(folder: Path, arm: str) -> Path:
     return folder / f"answers-{arm}.jsonl"
 
 
+def answer_files(folder: Path) -> list[Path]:
+    """What ``answers_path`` gives for every arm with answers, packed ones too."""
+    found = {*folder.glob("answers-*.jsonl")}
+    return sorted(found | {path.with_suffix("") for path in folder.glob("answers-*.jsonl.gz")})
+
+
+def _packed(path: Path) -> Path:
+    return path.with_name(f"{path.name}.gz")
+
+
+def _unpacked(path: Path) -> bytes:
+    """What is packed of an answer file; nothing where nothing is."""
+    try:
+        return gzip.decompress(_packed(path).read_bytes())
+    except FileNotFoundError:
+        return b""
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{_packed(path)} cannot be unpacked ({error})") from None
+
+
 def read_answers(path: Path) -> tuple[dict[int | str, dict[str, Any]], int]:
     """The whole records of an answer file by question, and how many bytes they are.
 
     Changes nothing: a half-written last line is left out. No file is no records.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return {}, 0
+    data = path.read_bytes() if path.exists() else _unpacked(path)
     whole = data[: data.rfind(b"\n") + 1]
     records: dict[int | str, dict[str, Any]] = {}
     for number, line in enumerate(whole.split(b"\n")[:-1], start=1):

@@ -111,7 +111,8 @@ def describe(point: Point) -> str:
         row, lossy = point.row(group), point.lossy(group)
         cells.append(inline(row.tau, 2))
         if lossy is not None:
-            cells += [inline(lossy.tau_ratio), inline(lossy.log_probability_cost)]
+            share = f"{100 * row.relaxed_share:.1f}%"
+            cells += [inline(lossy.tau_ratio), inline(lossy.log_probability_cost), share]
         if PLAIN in row.speedup:
             cells.append(inline(row.speedup[PLAIN], 2))
     return "| " + " | ".join(cells) + " |"
@@ -123,7 +124,7 @@ def headings(point: Point) -> str:
     for group in groups_of([point]):
         cells.append(f"{group}: tau")
         if point.lossy(group) is not None:
-            cells += ["/ exact", "nats below exact"]
+            cells += ["/ exact", "nats below exact", "relaxed"]
         if PLAIN in point.row(group).speedup:
             cells.append("x plain")
     return "| " + " | ".join(cells) + " |\n|" + "--:|" * len(cells)
@@ -207,27 +208,32 @@ def write(points: Sequence[Point], folder: Path, command: str) -> None:
 
 
 def draw(points: Sequence[Point], folder: Path) -> None:
-    """tau over levels, and below it what the lossy rules cost and every rule's speed."""
-    figure = new_figure(7.5, 8)
-    upper, cost, speed = figure.subplots(3, 1, sharex=True, height_ratios=(2.2, 1, 1))
+    """tau over levels, below it what the lossy rules cost and, with arm plain, every speed-up."""
+    groups = groups_of(points)
+    timed = all(PLAIN in point.row(group).speedup for point in points for group in groups)
+    figure = new_figure(7.5, 8 if timed else 6.2)
+    upper, cost, *rest = figure.subplots(
+        2 + timed, 1, sharex=True, height_ratios=(2.2, 1, 1)[: 2 + timed]
+    )
     levels = [point.levels for point in points]
-    for (color, marker, dashes), group in zip(_styles(), groups_of(points), strict=False):
+    for (color, marker, dashes), group in zip(_styles(), groups, strict=False):
         style = {"color": color, "marker": marker, "linestyle": dashes, "markersize": 4}
         _line(upper, levels, [point.row(group).tau for point in points], group, style)
         found = [point.lossy(group) for point in points]
         if all(each is not None for each in found):
             costs = [each.log_probability_cost for each in found if each is not None]
             _line(cost, levels, costs, group, style)
-        ratios = [point.row(group).speedup.get(PLAIN) for point in points]
-        if all(each is not None for each in ratios):
-            _line(speed, levels, [each for each in ratios if each is not None], group, style)
+        for speed in rest:
+            ratios = [point.row(group).speedup[PLAIN] for point in points]
+            _line(speed, levels, ratios, group, style)
     upper.set_ylabel("tau (tokens a step)")
-    upper.legend(fontsize=8, frameon=False)
+    upper.legend(fontsize=8, frameon=False, loc="lower right")
     cost.axhline(0, color="0.8", linewidth=0.8)
     cost.set_ylabel("nats a token\nbelow exact's")
-    speed.axhline(1, color="0.8", linewidth=0.8)
-    speed.set_ylabel("tokens/s\nover plain")
-    level_axis(speed, levels)
+    for speed in rest:
+        speed.axhline(1, color="0.8", linewidth=0.8)
+        speed.set_ylabel("tokens/s\nover plain")
+    level_axis(rest[-1] if rest else cost, levels)
     save_figure(figure, folder, "depth")
 
 

@@ -17,7 +17,7 @@ from ..acceptors.base import Acceptor, PromptContext, RowState, StepContext, Ver
 from ..acceptors.exact import ExactAcceptor
 from ..acceptors.heads import head_choices, mask_uniforms
 from ..evals.base import Benchmark
-from ..evals.folder import read_answers
+from ..evals.folder import answer_files, read_answers
 from ..evals.records import QuestionResult, read_record
 from ..evals.statistics import Estimate, paired_difference, ratio, wilson
 from ..evals.table import inline
@@ -116,7 +116,7 @@ Answers = Mapping[str, Mapping[int | str, Sequence[Mapping[str, Any]]]]
 def answers_in(folder: Path) -> Answers:
     """All answers of a finished run."""
     found: dict[str, dict[int | str, list[Mapping[str, Any]]]] = {}
-    for path in sorted(folder.glob("answers-*.jsonl")):
+    for path in answer_files(folder):
         for qid, record in read_answers(path)[0].items():
             found.setdefault(record["acceptance"], {}).setdefault(qid, []).append(record)
     return found

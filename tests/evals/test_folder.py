@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 
 import pytest
 
 from eagle_dropmatch.errors import UserError
-from eagle_dropmatch.evals.folder import FORMAT, RunFolder, default_folder
+from eagle_dropmatch.evals.folder import FORMAT, RunFolder, answer_files, default_folder
 
 ARGUMENTS = {"benchmark": "mt_bench", "seeds": (0, 1), "depth": None}
 RESOLVED = {"dtype": "float32"}
@@ -50,6 +51,47 @@ def test_a_half_written_last_line_is_cut_off(tmp_path, kept):
         assert list(folder.answers("exact")) == ([1, 2] if complete else [1])
         folder.append("exact", {"question_id": 3})
         assert list(folder.answers("exact")) == ([1, 2, 3] if complete else [1, 3])
+
+
+def packed(path):
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+
+
+def test_packed_answers_are_read_and_gone_on_with(tmp_path):
+    with started(tmp_path / "run") as folder:
+        folder.append("exact", {"question_id": 1, "t": "한"})
+        packed(folder.answers_path("exact"))
+        assert [path.name for path in answer_files(folder.path)] == ["answers-exact.jsonl"]
+        assert folder.answers("exact") == {1: {"question_id": 1, "t": "한"}}
+        assert not folder.answers_path("exact").exists()
+        folder.append("exact", {"question_id": 2})
+        assert list(folder.answers("exact")) == [1, 2]
+        assert not list(folder.path.glob("*.gz"))
+
+
+def test_packed_answers_without_a_header_are_refused_and_overwritten_only_when_asked(tmp_path):
+    path = tmp_path / "run" / "answers-exact.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"question_id": 1}\n')
+    packed(path)
+    with RunFolder(path.parent) as folder, pytest.raises(UserError, match="answers without a run"):
+        folder.open({})
+    with RunFolder(path.parent) as folder:
+        folder.open({}, overwrite=True)
+        assert not answer_files(path.parent)
+
+
+def test_what_cannot_be_unpacked_is_named(tmp_path):
+    with started(tmp_path / "run") as folder:
+        folder.append("exact", {"question_id": 1})
+        path = folder.answers_path("exact")
+        whole = gzip.compress(path.read_bytes())
+        path.unlink()
+        for damaged in (b"text", whole[:-9], whole[:-12] + b"\0" * 12):
+            path.with_name(f"{path.name}.gz").write_bytes(damaged)
+            with pytest.raises(UserError, match=r"answers-exact.jsonl.gz cannot be unpacked"):
+                folder.answers("exact")
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):

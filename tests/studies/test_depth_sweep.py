@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from eagle_dropmatch.evals import job
 from eagle_dropmatch.evals.records import QuestionResult
 from eagle_dropmatch.evals.summary import summarise
 from eagle_dropmatch.stats import RowStats
+from eagle_dropmatch.studies import depth_sweep
 from eagle_dropmatch.studies.depth_sweep import Point, conclusions, saturation, write
 
 QUESTIONS = 12
@@ -75,6 +77,31 @@ def test_a_dip_at_one_level_does_not_end_what_all_deeper_ones_gain() -> None:
         "at 5 all deeper levels together gain no more (0.000 [0.000, 0.000])"
         in (conclusions(points)[0])
     )
+
+
+def test_without_plain_decoding_no_panel_is_left_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(depth_sweep, "save_figure", lambda figure, *_: drawn.append(figure))
+    points = [point(level, {"exact": 2.0, "naive": 2.5}) for level in (1, 2)]
+    for each in points:
+        for row in each.summary.rows:
+            assert row.speedup or not row.drafting
+    depth_sweep.draw(points, tmp_path)
+    alone = [
+        replace(
+            each,
+            summary=replace(
+                each.summary, rows=tuple(replace(row, speedup={}) for row in each.summary.rows)
+            ),
+        )
+        for each in points
+    ]
+    depth_sweep.draw(alone, tmp_path)
+    assert [len(figure.axes) for figure in drawn] == [3, 2]
+    for figure in drawn:
+        assert all(panel.lines for panel in figure.axes)
 
 
 def test_ratios_stand_beside_the_papers(tmp_path: Path) -> None:
