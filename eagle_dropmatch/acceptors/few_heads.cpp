@@ -43,7 +43,7 @@ inline float epsilon(const Bfloat16*) { return 0x1p-7f; }
 
 }  // namespace
 
-// Mirrored by native.py. All tensors are contiguous.
+// Mirrored by few_heads_native.py. All tensors are contiguous.
 struct Step {
     int64_t rows, nodes, parents, heads, size, vocab;
     int64_t mask_nodes;  // masks a row: one for each node, or one for all

@@ -17,33 +17,18 @@ if TYPE_CHECKING:
     from eagle_dropmatch.acceptors.step_heads import Heads
 
 _NAMES = {torch.float32: "few_heads_float32", torch.bfloat16: "few_heads_bfloat16"}
+# In the order of few_heads.cpp's Step.
 _SIZES = ("rows", "nodes", "parents", "heads", "size", "vocab", "mask_nodes")
-_TENSORS = (
-    "weight",
-    "columns",
-    "least",
-    "greatest",
-    "bias",
-    "logits",
-    "hidden",
-    "uniforms",
-    "rates",
-    "parent_row",
-    "parent_node",
-    "slot",
-    "above",
-    "tokens",
-    "choice",
-    "also",
-    "eligible",
-    "accepted",
-)
+_WEIGHTS = ("weight", "columns", "least", "greatest", "bias")
+_STATES = ("logits", "hidden", "uniforms", "rates")
+_TREE = ("parent_row", "parent_node", "slot", "above", "tokens", "choice")
+_FLAGS = ("also", "eligible", "accepted")
 
 
 class _Step(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in _SIZES),
-        *((name, ctypes.c_void_p) for name in _TENSORS),
+        *((name, ctypes.c_void_p) for name in (*_WEIGHTS, *_STATES, *_TREE, *_FLAGS)),
     )
 
 
@@ -63,41 +48,43 @@ def few_heads(heads: Heads, also: Tensor | None, eligible: Tensor | None) -> Ten
     """``few_heads.few_heads``; None where that has to decide."""
     context, parents = heads.context, heads.parents
     head, tree = context.head, context.tree
-    run = kernel(context.output.hidden.dtype)
+    dtypes = {each.dtype for each in (head.weight, context.logits, context.output.hidden)}
+    run = kernel(head.weight.dtype) if len(dtypes) == 1 else None
     if run is None or heads.noise is not drop:
         return None
-    accepted = torch.zeros_like(tree.valid)
-    masks, rates = heads.drawn, heads.rates
-    bias = None if head.bias is None else head.bias.float()
-    given = (
-        head.weight.detach(),
-        head.columns,
-        *head.block_ranges,
-        bias,
-        context.logits,
-        context.output.hidden,
-        masks,
-        rates,
-        parents.row,
-        parents.node,
-        parents.slot,
-        tree.parents,
-        tree.tokens,
-        context.choice,
-        also,
-        eligible,
-        accepted,
-    )
-    held = [each if each is None else each.contiguous() for each in given]
+    accepted, masks = torch.zeros_like(tree.valid), heads.drawn
+    least, greatest = head.block_ranges
+    tensors = {
+        "weight": head.weight.detach(),
+        "columns": head.columns,
+        "least": least,
+        "greatest": greatest,
+        "bias": None if head.bias is None else head.bias.float(),
+        "logits": context.logits,
+        "hidden": context.output.hidden,
+        "uniforms": masks,
+        "rates": heads.rates,
+        "parent_row": parents.row,
+        "parent_node": parents.node,
+        "slot": parents.slot,
+        "above": tree.parents,
+        "tokens": tree.tokens,
+        "choice": context.choice,
+        "also": also,
+        "eligible": eligible,
+        "accepted": accepted,
+    }
+    # Held here, where copies had to be made, until the function returns.
+    held = {name: each.contiguous() for name, each in tensors.items() if each is not None}
     rows, nodes = tree.tokens.shape
     step = _Step(
-        rows,
-        nodes,
-        parents.count,
-        rates.shape[1],
-        masks.shape[-1],
-        head.weight.shape[0],
-        masks.shape[1],
-        *(each if each is None else each.data_ptr() for each in held),
+        rows=rows,
+        nodes=nodes,
+        parents=parents.count,
+        heads=heads.rates.shape[1],
+        size=masks.shape[-1],
+        vocab=head.weight.shape[0],
+        mask_nodes=masks.shape[1],
+        **{name: each.data_ptr() for name, each in held.items()},
     )
     return accepted if run(ctypes.byref(step)) else None

@@ -277,6 +277,22 @@ def test_verdicts_are_those_of_all_heads_over_all_tokens(
         assert (decided > 6) if options.get("noise") != "gaussian" else not decided
 
 
+@needs_compiler
+def test_machine_code_leaves_mixed_dtypes_and_float16_alone() -> None:
+    drawn = scene()
+    rule = NaiveAcceptor(p_drop=0.1)
+
+    def looked_at(weights: torch.dtype, logits: torch.dtype) -> bool:
+        head = linear_head(drawn.head.weight.to(weights), native=True)
+        cast = replace(drawn, hidden=drawn.hidden.to(weights), head=head)
+        step = cast.step(rule, logits=drawn.logits.to(logits))
+        return few_heads_native.few_heads(Heads(rule, step), None, None) is not None
+
+    assert looked_at(torch.float32, torch.float32)
+    assert not looked_at(torch.bfloat16, torch.float32)
+    assert not looked_at(torch.float16, torch.float16)
+
+
 @pytest.mark.parametrize(("p_drop", "most"), [(0.05, 0), (0.6, 20)])
 def test_few_heads_are_computed_whole(p_drop: float, most: int) -> None:
     computed: list[int] = []
