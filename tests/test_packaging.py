@@ -106,6 +106,14 @@ def test_wheel_holds_the_files_of_the_trace_page(wheel_names: set[str]) -> None:
     assert files <= wheel_names
 
 
+def test_wheel_holds_every_cpp_file(wheel_names: set[str], repository: Path) -> None:
+    files = [
+        path.relative_to(repository) for path in (repository / "eagle_dropmatch").rglob("*.cpp")
+    ]
+    assert files
+    assert {path.as_posix() for path in files} <= wheel_names
+
+
 def test_tree_is_importable_under_the_package_only(tmp_path: Path) -> None:
     code = "import eagle_dropmatch.tree as t; print(t.__name__, t.DraftTree.__module__)"
     result = run_python(code, tmp_path)
