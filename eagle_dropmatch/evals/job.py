@@ -30,7 +30,16 @@ from .checkpoints import (
 )
 from .folder import RunFolder, default_folder
 from .options import RULE_FLAGS, EvalOptions
-from .plan import EXACT, NO_DRAFTING, ArmSpec, flags_of, make_rules, plan_arms, plan_chains
+from .plan import (
+    EXACT,
+    NO_DRAFTING,
+    ArmSpec,
+    drafter_name,
+    flags_of,
+    make_rules,
+    plan_arms,
+    plan_chains,
+)
 from .progress import RunProgress
 from .provenance import header_lines, run_arguments, session
 from .quality import judge_turn
@@ -81,6 +90,7 @@ def evaluate(
         options.seeds,
         options.trees,
         controls=options.controls,
+        drafter=drafter_name(options.draft_lm, options.draft_ngram),
     )
     if options.sd_lm is not None:
         planned += plan_chains(

@@ -52,6 +52,13 @@ class ArmSpec(NamedTuple):
         return SD if self.chain else EXACT
 
 
+def drafter_name(draft_lm: object, draft_ngram: object) -> str:
+    """What tables call the drafter of a run with these options."""
+    if draft_ngram is not None:
+        return "n-gram"
+    return "EAGLE-3" if draft_lm is None else "small LM"
+
+
 def plan_arms(
     chosen: Sequence[str],
     rules: Mapping[str, Acceptor],
@@ -59,6 +66,7 @@ def plan_arms(
     trees: Sequence[tuple[int, int, int] | str] = (),
     *,
     controls: bool = False,
+    drafter: str = "EAGLE-3",
 ) -> list[tuple[ArmSpec, Acceptor | None]]:
     """The ``chosen`` arms in the table's order, each with its rule; None where nobody is judged.
 
@@ -68,6 +76,7 @@ def plan_arms(
     Args:
         rules: by the text that they were given as, which names them.
         controls: a control arm beside each lossy rule that can do without a draft.
+        drafter: what labels call it; see ``drafter_name``.
     """
     from ..acceptors import ExactAcceptor, seed_of, with_seed
 
@@ -87,10 +96,10 @@ def plan_arms(
         arms.append((ArmSpec(ASSISTED, ASSISTED, label, NO_DRAFTING, False, None), None))
     for shape in trees:
         parts = [shape] if isinstance(shape, str) else list(map(str, shape))
-        name, label = "-".join((EXACT, *parts)), f"EAGLE-3 {'/'.join(parts)}"
+        name, label = "-".join((EXACT, *parts)), f"{drafter} {'/'.join(parts)}"
         arms.append((ArmSpec(name, name, label, EXACT, False, None, shape), exact))
     if EXACT in chosen and not trees:
-        arms.append((ArmSpec(EXACT, EXACT, "EAGLE-3 exact", EXACT, False, None), exact))
+        arms.append((ArmSpec(EXACT, EXACT, f"{drafter} exact", EXACT, False, None), exact))
     for text, rule in rules.items():
         if text not in chosen:
             continue
@@ -99,7 +108,7 @@ def plan_arms(
         stem = file_name(text, [spec.name for spec, _ in arms])
         for seed in drawn:
             name = stem if len(drawn) == 1 else f"{stem}-seed{seed}"
-            label = f"EAGLE-3 + {text}" if len(text) <= SHORT else f"+ {text}"
+            label = f"{drafter} + {text}" if len(text) <= SHORT else f"+ {text}"
             spec = ArmSpec(name, text, label, text, not rule.lossless, seed)
             arms.append((spec, rule if seed is None else with_seed(rule, seed)))
         if controls and not (rule.lossless or rule.needs_draft):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..evals.folder import HEADER, answers_path, header_in, read_answers
-from ..evals.plan import EXACT, ArmSpec, make_rules, plan_arms, plan_chains
+from ..evals.plan import EXACT, ArmSpec, drafter_name, make_rules, plan_arms, plan_chains
 from ..evals.records import QuestionResult, read_record
 from ..evals.summary import Pool, Results, Summary, summarise
 
@@ -99,7 +99,14 @@ def _specs(header: Mapping[str, Any]) -> list[ArmSpec]:
     flags, seeds = arguments["acceptor_options"], arguments["seeds"]
     rules = make_rules([text for text in arguments["acceptors"] if text != EXACT], flags)
     trees = [tree if isinstance(tree, str) else tuple(tree) for tree in arguments["trees"]]
-    planned = plan_arms(arguments["arms"], rules, seeds, trees, controls=arguments["controls"])
+    planned = plan_arms(
+        arguments["arms"],
+        rules,
+        seeds,
+        trees,
+        controls=arguments["controls"],
+        drafter=drafter_name(arguments.get("draft_lm"), arguments.get("draft_ngram")),
+    )
     if "sd" in arguments:
         _, chains, length = arguments["sd"]
         planned += plan_chains(make_rules(chains, flags), seeds, length)

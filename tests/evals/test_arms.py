@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from string import ascii_letters, digits
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import rig
@@ -13,7 +14,7 @@ from eval_fakes import EOS, FakeDecoder, answer_ids
 from eagle_dropmatch import clock
 from eagle_dropmatch.acceptors import make_acceptor
 from eagle_dropmatch.evals.arms import build_arms, plain_row
-from eagle_dropmatch.evals.plan import plan_arms
+from eagle_dropmatch.evals.plan import drafter_name, make_rules, plan_arms
 
 PROMPT = [40, 41, 42]
 
@@ -201,3 +202,14 @@ def test_the_record_of_plain_decoding_handles_short_outputs():
     assert plain_row([EOS], 3, [EOS]).accept_lengths == []
     assert plain_row([9, 9], 3, [EOS]).finish_reason == "length"
     assert plain_row([], 3, [EOS]).output_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("draft_lm", "draft_ngram", "told"),
+    [(None, None, "EAGLE-3"), ("folder", None, "small LM"), (None, 3, "n-gram")],
+)
+def test_labels_name_what_drafts(draft_lm: Any, draft_ngram: Any, told: str) -> None:
+    rules = make_rules(["naive"], {})
+    drafter = drafter_name(draft_lm, draft_ngram)
+    labels = [spec.label for spec, _ in plan_arms(["exact", *rules], rules, (), drafter=drafter)]
+    assert labels == [f"{told} exact", f"{told} + naive"]
