@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import (
@@ -28,8 +29,11 @@ from eagle_dropmatch.decoder import SpeculativeDecoder
 from eagle_dropmatch.drafts.base import Drafter, DraftPrompt, Observation, TreeShape
 from eagle_dropmatch.drafts.eagle3 import Eagle3Config, Eagle3Draft
 from eagle_dropmatch.drafts.eagle3_drafter import Eagle3Drafter
+from eagle_dropmatch.native import can_compile
 from eagle_dropmatch.target import TargetModel
 from eagle_dropmatch.tree import DraftTree
+
+needs_compiler = pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler")
 
 VOCAB, HIDDEN, LAYERS, LOUD = 512, 64, 8, 12
 TAPS = (2, 4, 5)  # EAGLE-3's own for eight layers

@@ -164,11 +164,9 @@ class RunFolder:
                 )
 
     def _clear(self) -> None:
-        for path in (
-            *answer_files(self.path),
-            *map(_packed, answer_files(self.path)),
-            *(self.path / name for name in (HEADER, *TABLES)),
-        ):
+        answers = answer_files(self.path)
+        others = [self.path / name for name in (HEADER, *TABLES)]
+        for path in (*answers, *map(_packed, answers), *others):
             path.unlink(missing_ok=True)
 
     def _take_lock(self) -> None:

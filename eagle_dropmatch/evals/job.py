@@ -34,11 +34,9 @@ from .plan import (
     EXACT,
     NO_DRAFTING,
     ArmSpec,
-    drafter_name,
     flags_of,
     make_rules,
-    plan_arms,
-    plan_chains,
+    plan_run,
 )
 from .progress import RunProgress
 from .provenance import header_lines, run_arguments, session
@@ -84,22 +82,9 @@ def evaluate(
     check_models(options.target, options.draft)
     check_draft_lm(options.draft_lm, options.target, "--draft-lm")
     check_draft_lm(options.sd_lm, options.target, "--sd-lm")
-    planned = plan_arms(
-        options.arms,
-        rules_of(options) if rules is None else rules,
-        options.seeds,
-        options.trees,
-        controls=options.controls,
-        drafter=drafter_name(options.draft_lm, options.draft_ngram),
-    )
-    if options.sd_lm is not None:
-        planned += plan_chains(
-            make_rules(options.sd_acceptors, options.acceptor_options),
-            options.seeds,
-            options.sd_length,
-        )
-    specs = [spec for spec, _ in planned]
     arguments = run_arguments(benchmark.name, options, questions)
+    planned = plan_run(arguments, rules_of(options) if rules is None else rules)
+    specs = [spec for spec, _ in planned]
     path = options.output_dir or default_folder(DEFAULT_ROOT, benchmark.name, arguments)
     with RunFolder(path) as folder:
         earlier = folder.open(arguments, overwrite=options.overwrite)

@@ -59,6 +59,32 @@ def drafter_name(draft_lm: object, draft_ngram: object) -> str:
     return "EAGLE-3" if draft_lm is None else "small LM"
 
 
+def plan_run(
+    arguments: Mapping[str, Any], rules: Mapping[str, Acceptor] | None = None
+) -> list[tuple[ArmSpec, Acceptor | None]]:
+    """All arms of a run in the table's order, from what its header says of it.
+
+    Args:
+        arguments: as ``run_arguments`` gives them, or read back.
+        rules: those of the arms by their names, where they are none that a user can name.
+    """
+    flags, seeds = arguments["acceptor_options"], arguments["seeds"]
+    if rules is None:
+        rules = make_rules([text for text in arguments["acceptors"] if text != EXACT], flags)
+    planned = plan_arms(
+        arguments["arms"],
+        rules,
+        seeds,
+        [tree if isinstance(tree, str) else tuple(tree) for tree in arguments["trees"]],
+        controls=arguments["controls"],
+        drafter=drafter_name(arguments.get("draft_lm"), arguments.get("draft_ngram")),
+    )
+    if "sd" in arguments:
+        _, chains, length = arguments["sd"]
+        planned += plan_chains(make_rules(chains, flags), seeds, length)
+    return planned
+
+
 def plan_arms(
     chosen: Sequence[str],
     rules: Mapping[str, Acceptor],

@@ -30,7 +30,7 @@ def draw_bars(blocks: Blocks, folder: Path) -> None:
     """
     everything = [each for rules in blocks.values() for each in rules]
     columns = columns_of(everything)
-    labels = {title: [_label(each.rule) for each in rules] for title, rules in blocks.items()}
+    labels = {title: [_label(each.name) for each in rules] for title, rules in blocks.items()}
     lines = [1 + sum(1 + label.count("\n") for label in found) for found in labels.values()]
     figure = new_figure(1.9 + 2.75 * len(columns), 0.2 * sum(lines) + 0.75 * len(blocks))
     panels = figure.subplots(
@@ -65,7 +65,7 @@ def _block(
 ) -> None:
     """One measure of one run."""
     axis, value, neutral, digits = column
-    places = _places([_label(each.rule) for each in rules])
+    places = _places([_label(each.name) for each in rules])
     for place, each in zip(places, rules, strict=True):
         found = value(each)
         if found is None:

@@ -135,7 +135,7 @@ def _cells(each: RuleNumbers) -> list[str]:
     if each.speed is not None and each.baseline is not None:
         speed = f"{inline(each.speed)} x {NAMES[each.baseline]}"
     return [
-        each.rule,
+        each.name,
         inline(each.tau, 2),
         speed,
         "-" if each.cost is None else "0" if each.rule == EXACT else inline(each.cost),

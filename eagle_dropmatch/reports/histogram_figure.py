@@ -84,7 +84,7 @@ def _pair(upper: Any, lower: Any, shown: Sequence[tuple[Style, RuleNumbers]]) ->
             edgecolor="white",
             linewidth=0.3,
             error_kw={"elinewidth": 0.8, "ecolor": "black"},
-            label=rule.rule if rule.family == EXACT else "the rule",
+            label=rule.name if rule.family == EXACT else "the rule",
         )
         # A single question has no intervals at all, and then every level is drawn.
         sure = any(each.interval is not None for each in rule.conditional)
@@ -123,7 +123,7 @@ def _highest(rule: RuleNumbers) -> float:
 
 def _lines(rule: RuleNumbers) -> list[str]:
     """The rule, its tau, and what that costs."""
-    lines = [rule.rule, f"tau {inline(rule.tau, 2)}"]
+    lines = [rule.name, f"tau {inline(rule.tau, 2)}"]
     if rule.lossy and rule.cost is not None:
         lines.append(f"{inline(rule.cost)} nats below exact's")
     return lines

@@ -127,7 +127,7 @@ def costs_table(run: StoredRun) -> list[str]:
     best = max(row.tau.value for row in rows)
     body = [
         [
-            row.group,
+            run.name_of(row),
             f"**{inline(row.tau, 2)}**" if row.tau.value == best else inline(row.tau, 2),
             "0" if row.group == EXACT else costs.get(row.group, "-"),
             f"{100 * row.relaxed_share:.1f}%" if row.lossy else "0%",

@@ -30,6 +30,8 @@ class RuleNumbers:
     """One rule of one run."""
 
     rule: str
+    name: str
+    """What figures and tables call it."""
     lossy: bool
     tau: Estimate
     strict_tau: float
@@ -104,6 +106,7 @@ def _numbers(run: StoredRun, row: Row) -> RuleNumbers:
     shares, conditional = acceptance(run.pool(row.group))
     return RuleNumbers(
         rule=row.group,
+        name=run.name_of(row),
         lossy=row.lossy,
         tau=row.tau,
         strict_tau=row.strict_tau,

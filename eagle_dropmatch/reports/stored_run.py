@@ -9,9 +9,9 @@ from typing import Any
 
 from ..errors import UserError
 from ..evals.folder import HEADER, answers_path, header_in, read_answers
-from ..evals.plan import EXACT, ArmSpec, drafter_name, make_rules, plan_arms, plan_chains
+from ..evals.plan import EXACT, ArmSpec, plan_run
 from ..evals.records import QuestionResult, read_record
-from ..evals.summary import Pool, Results, Summary, summarise
+from ..evals.summary import Pool, Results, Row, Summary, summarise
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class StoredRun:
         told = f"{self.benchmark}, {self.path.name}: {count} question{'s' * (count != 1)}"
         return f"{told} ({self.unfinished})" if self.unfinished else told
 
+    def name_of(self, row: Row) -> str:
+        """What to call a row: the rule, or, where two kinds of drafts stand together, that too."""
+        return row.label if any(spec.chain for spec in self.specs) else row.group
+
     def pool(self, group: str) -> Pool:
         """For every question, the answers of the arms (mask seeds) that a row pools."""
         names = [spec.name for spec in self.specs if spec.group == group]
@@ -54,7 +58,7 @@ def read_run(path: Path, *, partial: bool = False) -> StoredRun:
     different questions, and a lossy rule without a quality measure or exact beside it.
     """
     header = _header(path)
-    specs = _specs(header)
+    specs = [spec for spec, _ in plan_run(header["arguments"])]
     records = {spec.name: read_answers(answers_path(path, spec.name))[0] for spec in specs}
     answered = [spec for spec in specs if records[spec.name]]
     wanted = header["arguments"]["question_ids"]
@@ -91,26 +95,6 @@ def _header(path: Path) -> dict[str, Any]:
             "eval_mtbench.py, eval_komtbench.py or compare_rules.py"
         )
     return header
-
-
-def _specs(header: Mapping[str, Any]) -> list[ArmSpec]:
-    """The arms that the header's arguments planned: the names of their files, rows and labels."""
-    arguments = header["arguments"]
-    flags, seeds = arguments["acceptor_options"], arguments["seeds"]
-    rules = make_rules([text for text in arguments["acceptors"] if text != EXACT], flags)
-    trees = [tree if isinstance(tree, str) else tuple(tree) for tree in arguments["trees"]]
-    planned = plan_arms(
-        arguments["arms"],
-        rules,
-        seeds,
-        trees,
-        controls=arguments["controls"],
-        drafter=drafter_name(arguments.get("draft_lm"), arguments.get("draft_ngram")),
-    )
-    if "sd" in arguments:
-        _, chains, length = arguments["sd"]
-        planned += plan_chains(make_rules(chains, flags), seeds, length)
-    return [spec for spec, _ in planned]
 
 
 def _result(path: Path, record: Mapping[str, Any]) -> QuestionResult:

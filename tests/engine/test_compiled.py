@@ -11,13 +11,11 @@ import rig
 import torch
 from transformers.models.llama.modeling_llama import LlamaModel
 
-from eagle_dropmatch import compiled, native
+from eagle_dropmatch import compiled
 from eagle_dropmatch.acceptors import make_acceptor
 from eagle_dropmatch.decoder import SpeculativeDecoder
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.target import TargetModel
-
-needs_compiler = pytest.mark.skipif(not native.can_compile(), reason="needs a C++ compiler")
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "compiled"
 
 
-@needs_compiler
+@rig.needs_compiler
 @pytest.mark.parametrize("family", ["qwen3"])  # has all that Llama has, and norms of its heads
 def test_answers_are_transformers_own_and_the_second_time_nothing_is_made(
     family: str, cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,7 +64,7 @@ def test_answers_are_transformers_own_and_the_second_time_nothing_is_made(
         assert max(max(each) for each in lengths_of[0]) > 1
 
 
-@needs_compiler
+@rig.needs_compiler
 def test_other_weights_and_other_taps_are_other_files(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +75,7 @@ def test_other_weights_and_other_taps_are_other_files(
     assert len(list(cache.iterdir())) == 3
 
 
-@needs_compiler
+@rig.needs_compiler
 def test_a_damaged_file_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
 
@@ -108,7 +106,7 @@ class OddModel(LlamaModel):
         return super().forward(inputs_embeds=8.0 * self.embed_tokens(input_ids), **given)
 
 
-@needs_compiler
+@rig.needs_compiler
 def test_another_layout_is_refused_in_one_line(cache: Path) -> None:
     model = rig.tiny_model(layers=1)
     model.model.__class__ = OddModel

@@ -29,11 +29,8 @@ from eagle_dropmatch.acceptors.step_heads import Heads
 from eagle_dropmatch.decoder import GenerateOutput
 from eagle_dropmatch.drafts.eagle3 import Eagle3Draft
 from eagle_dropmatch.loop import DecodingLoop, Limits
-from eagle_dropmatch.native import can_compile
 from eagle_dropmatch.target import LMHead, TargetModel
 from eagle_dropmatch.tree import DraftTree, longest_accepted_path
-
-needs_compiler = pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler")
 
 COUNT = 32
 TREE = (24, 4, 6)
@@ -236,7 +233,7 @@ def test_the_bonus_and_the_record_come_from_the_clean_head() -> None:
     assert verdict.relaxed.tolist() == [[False, False, True, False, False]]
 
 
-@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_compiler)])
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=rig.needs_compiler)])
 @pytest.mark.parametrize("vocab", [30, 390])  # of less than a block of tokens, of some and a part
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"mask": "step"}, {"noise": "gaussian"}, {"bias": True}])
@@ -277,7 +274,7 @@ def test_verdicts_are_those_of_all_heads_over_all_tokens(
         assert (decided > 6) if options.get("noise") != "gaussian" else not decided
 
 
-@needs_compiler
+@rig.needs_compiler
 def test_machine_code_leaves_mixed_dtypes_and_float16_alone() -> None:
     drawn = scene()
     rule = NaiveAcceptor(p_drop=0.1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rig
 
 from eagle_dropmatch import native
 from eagle_dropmatch.errors import UserError
@@ -26,7 +27,7 @@ def built(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "compiled").iterdir())
 
 
-@pytest.mark.skipif(not native.can_compile(), reason="needs a C++ compiler")
+@rig.needs_compiler
 class TestWithACompiler:
     def test_a_file_is_built_once_and_again_when_it_changes(
         self, source: Path, tmp_path: Path

@@ -79,6 +79,7 @@ def rule(name: str, tau: float, cost: float | None) -> RuleNumbers:
 
     return RuleNumbers(
         rule=name,
+        name=name,
         lossy=name != "exact",
         tau=around(tau),
         strict_tau=tau,

@@ -10,10 +10,14 @@ from stored_runs import write_run
 
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals.table import markdown
+from eagle_dropmatch.reports.marked_text import costs_table
+from eagle_dropmatch.reports.rule_numbers import numbers_of
 from eagle_dropmatch.reports.stored_run import read_run
 
 
-@pytest.mark.parametrize("name", ["mtbench-default", "mtbench-naive", "rules-front", "controls"])
+@pytest.mark.parametrize(
+    "name", ["mtbench-default", "mtbench-naive", "rules-front", "controls", "drafters-komtbench"]
+)
 def test_a_measured_run_gives_its_own_table_again(repository: Path, name: str) -> None:
     """Runs of both formats, with mask seeds, expressions and controls."""
     folder = repository / "results" / name
@@ -21,6 +25,22 @@ def test_a_measured_run_gives_its_own_table_again(repository: Path, name: str) -
     told = (folder / "table.md").read_text().splitlines()
     assert len(lines) > 5
     assert [line for line in lines if line not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("drafters-mtbench", ["EAGLE-3 exact", "EAGLE-3 + naive", "SD, exact", "SD + dropmatch"]),
+        ("mtbench-default", ["exact", "naive"]),
+    ],
+)
+def test_two_kinds_of_drafts_are_told_apart_by_the_names(
+    repository: Path, name: str, told: list[str]
+) -> None:
+    run = read_run(repository / "results" / name)
+    assert [run.name_of(row) for row in run.summary.rows if row.drafting] == told
+    assert [each.name for each in numbers_of(run)] == told
+    assert [line.split(" | ")[0] for line in costs_table(run)[2:]] == [f"| {each}" for each in told]
 
 
 def test_reading_changes_no_file_even_where_a_line_is_half_written(tmp_path: Path) -> None:
