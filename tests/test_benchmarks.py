@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import rig
+import torch
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.decoder import SpeculativeDecoder
@@ -98,3 +100,74 @@ def test_bad_input_of_the_others_is_one_line(
     told: str,
 ) -> None:
     refused_in_one_line(load_script(name, "benchmarks").main, arguments.split(), told)
+
+
+PEER = """
+import json, sys
+settings = json.loads(sys.argv[1])
+assert settings["tree"] == [24, 3, 4], settings
+known = {known}
+print(json.dumps({{"torch": "9.9", "transformers": "8.8"}}), flush=True)
+for line in sys.stdin:
+    task = json.loads(line)
+    ids = known[str(task["ids"])]
+    accepted = [1] * (len(ids) // 2) if task["draft"] else [0] * len(ids)
+    print(json.dumps({{"ids": ids, "accepted": accepted, "seconds": 100.0}}), flush=True)
+"""
+
+
+@pytest.fixture
+def public_eagle(
+    load_script: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> ModuleType:
+    """The script over two prompts and a tiny pair, whose plain answers the other side gives."""
+    script = load_script("public_eagle", "benchmarks")
+    target = rig.tiny_target()
+    decoder = rig.decoder(target, rig.eagle3(rig.tiny_draft(target)), tree=(24, 3, 4))
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6]]
+    known = {
+        str(prompt): decoder.generate(torch.tensor([prompt]), max_new_tokens=9, draft=False)[
+            0, len(prompt) :
+        ].tolist()
+        for prompt in prompts
+    }
+    server = tmp_path / "server.py"
+    server.write_text(PEER.format(known=known))
+    monkeypatch.setattr(script, "SERVER", server)
+    monkeypatch.setattr(script.first_turns, "load", lambda *_, **__: (decoder, prompts))
+    monkeypatch.setattr("eagle_dropmatch.assets.reference_target", lambda: "target")
+    return script
+
+
+def test_the_published_eagle_answers_beside_ours(
+    public_eagle: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = f"--python {sys.executable} --max-new-tokens 9 --output-dir {tmp_path}"
+    assert cli.run_command(public_eagle.main, given.split()) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "public-eagle.md").read_text() in printed
+    assert "torch 9.9, transformers 8.8" in printed
+    rows = {
+        cells[0]: cells[1:]
+        for line in printed.splitlines()
+        if line.startswith("| ") and len(cells := line.strip("| ").split(" | ")) == 6
+    }
+    # Greedy answers are those of plain decoding, whatever is drafted.
+    for name in ("ours, plain", "ours, trees 24/3/4", "ours, trees of a chosen size"):
+        assert rows[name][3] == "2 of 2"
+    assert rows["ours, plain"][4] == "2 of 2"
+    assert "\n| published, trees 24/3/4 | 2.00" in printed
+    assert "\n| published, plain | 1.00" in printed
+
+
+@pytest.mark.parametrize(
+    ("python", "told"),
+    [
+        ("/nowhere/python", "--python /nowhere/python cannot be run"),
+        ("false", "the published EAGLE-3 ended; the last that it said: nothing"),
+    ],
+)
+def test_a_python_without_it_is_one_line(
+    public_eagle: ModuleType, python: str, told: str, refused_in_one_line: Callable[..., None]
+) -> None:
+    refused_in_one_line(public_eagle.main, ["--python", python], told)
