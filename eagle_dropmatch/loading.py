@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from eagle_dropmatch.acceptors import few_heads_native
+from eagle_dropmatch import native
 from eagle_dropmatch.drafts.base import ADAPTIVE_TREE, Drafter, TreeShape
 from eagle_dropmatch.drafts.checkpoint import load_draft, read_draft_config
 from eagle_dropmatch.drafts.eagle3_drafter import Eagle3Drafter
@@ -124,7 +124,7 @@ def load_pair(
             )
     fuse = should_fuse(model) if fuse is None else fuse
     if compile:
-        few_heads_native.kernel(model.dtype)  # not in the midst of an answer
+        native.build_all()  # not in the midst of an answer
     wrapped = TargetModel(model, taps, fuse=fuse, compile=compile)
     probe(wrapped)
     if draft_ngram is not None:

@@ -257,7 +257,7 @@ class DecodingLoop:
         if self.sampler.penalises:
             logits = self.sampler.penalise(logits, padded(prompts, logits.device))
         if self.sampler.greedy:
-            return first_argmax(logits)
+            return first_argmax(logits, machine_code=self.target.head.native)
         uniforms = place_uniforms(keys, [0] * len(keys), 1, logits.device)
         before = [-1] * len(keys)
         scores = self._scores(logits, out.last_hidden, keys, before)
@@ -304,7 +304,7 @@ class DecodingLoop:
                 logits
             )
         if self.sampler.greedy:
-            choice = first_argmax(logits)
+            choice = first_argmax(logits, machine_code=self.target.head.native)
         else:
             # The root is the last of the tokens, so a node of depth d says what comes d later.
             places = [len(row.tokens) for row in self.seated]

@@ -18,6 +18,7 @@ from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.files import check_writable
 from eagle_dropmatch.machine import device_name
 
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # Behind torch's, which leave vectors to torch's own code generator.
 _FLAGS = ("-O3", "-ftree-loop-vectorize", "-ffp-contract=fast")
 
@@ -45,6 +46,26 @@ def compiler_failed(error: Exception) -> UserError:
     return UserError(
         f"compile: the C++ compiler failed ({reason}): see to it, or leave the option out"
     )
+
+
+def build_all() -> None:
+    """Build what is not built yet of the package's C++, so that no answer has to wait for it.
+
+    UserError where that does not work.
+    """
+    for source in sorted(Path(__file__).parent.rglob("*.cpp")):
+        library(source)
+
+
+@cache
+def kernel(source: Path, dtype: torch.dtype) -> Any:
+    """The function of a file, named as the file is, for tensors of a dtype; None for other dtypes.
+
+    Built first if it must be. UserError where that does not work.
+    """
+    if dtype not in _DTYPES:
+        return None
+    return getattr(library(source), f"{source.stem}_{_DTYPES[dtype]}")
 
 
 @cache

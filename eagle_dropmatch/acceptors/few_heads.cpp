@@ -38,6 +38,27 @@ inline float rounded(float x, const Bfloat16*) {
     return x;
 }
 
+// Integers in the order of the numbers, whose maximum the compiler finds by whole vectors, and back.
+inline int32_t ordered(float x) {
+    int32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+inline int16_t ordered(Bfloat16 x) {
+    const int16_t bits = static_cast<int16_t>(x.bits);
+    return bits ^ ((bits >> 15) & 0x7fff);
+}
+inline float disordered(int32_t order) {
+    order ^= (order >> 31) & 0x7fffffff;
+    float out;
+    std::memcpy(&out, &order, sizeof out);
+    return out;
+}
+inline float disordered(int16_t order) {
+    order ^= (order >> 15) & 0x7fff;
+    return wide(Bfloat16{static_cast<uint16_t>(order)});
+}
+
 inline float epsilon(const float*) { return 0x1p-23f; }
 inline float epsilon(const Bfloat16*) { return 0x1p-7f; }
 
@@ -203,13 +224,17 @@ private:
         const T* clean = typed(s.logits) + at(parent) * s.vocab;
         found.resize(blocks);
         for (int64_t number = 0; number < blocks; ++number) {
-            const T* own = clean + number * block;
-            const int64_t length = std::min(block, s.vocab - number * block);
-            float most = wide(own[0]);
-            for (int64_t v = 1; v < length; ++v) most = std::max(most, wide(own[v]));
-            found[number] = most;
+            const int64_t begin = number * block, length = std::min(block, s.vocab - begin);
+            found[number] = length == block ? greatest(clean + begin, block)  // unrolled
+                                            : greatest(clean + begin, length);
         }
         return found;
+    }
+
+    static inline __attribute__((always_inline)) float greatest(const T* numbers, int64_t length) {
+        auto most = ordered(numbers[0]);
+        for (int64_t i = 1; i < length; ++i) most = std::max(most, ordered(numbers[i]));
+        return disordered(most);
     }
 
     // Whether a head's logit of a token beats the whole vocabulary.

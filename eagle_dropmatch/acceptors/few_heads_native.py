@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from eagle_dropmatch.acceptors.heads import drop
 if TYPE_CHECKING:
     from eagle_dropmatch.acceptors.step_heads import Heads
 
-_NAMES = {torch.float32: "few_heads_float32", torch.bfloat16: "few_heads_bfloat16"}
+_SOURCE = Path(__file__).with_name("few_heads.cpp")
 # In the order of few_heads.cpp's Step.
 _SIZES = ("rows", "nodes", "parents", "heads", "size", "vocab", "mask_nodes")
 _WEIGHTS = ("weight", "columns", "least", "greatest", "bias")
@@ -32,24 +31,12 @@ class _Step(ctypes.Structure):
     )
 
 
-@cache
-def kernel(dtype: torch.dtype) -> Any:
-    """What runs a step for models of a dtype, built first if it must be; None for other dtypes.
-
-    UserError without a C++ compiler.
-    """
-    name = _NAMES.get(dtype)
-    if name is None:
-        return None
-    return getattr(native.library(Path(__file__).with_name("few_heads.cpp")), name)
-
-
 def few_heads(heads: Heads, also: Tensor | None, eligible: Tensor | None) -> Tensor | None:
     """``few_heads.few_heads``; None where that has to decide."""
     context, parents = heads.context, heads.parents
     head, tree = context.head, context.tree
     dtypes = {each.dtype for each in (head.weight, context.logits, context.output.hidden)}
-    run = kernel(head.weight.dtype) if len(dtypes) == 1 else None
+    run = native.kernel(_SOURCE, head.weight.dtype) if len(dtypes) == 1 else None
     if run is None or heads.noise is not drop:
         return None
     accepted, masks = torch.zeros_like(tree.valid), heads.drawn

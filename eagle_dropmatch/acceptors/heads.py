@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from eagle_dropmatch.acceptors import rate_native
 from eagle_dropmatch.sampling import first_argmax
 from eagle_dropmatch.target import LMHead
 
@@ -133,13 +134,16 @@ def _fixed_uniforms(positions: int, heads: int, size: int, device: torch.device)
     return torch.rand(positions, heads, size, generator=generator, device=device)
 
 
+_CANDIDATES = 32  # rate.cpp has the same number
+_TRIALS = 10
+
+
 def solve_p_drop(
     hidden: Tensor,
     head: LMHead,
     *,
     target_agreement: float,
     ceiling: float,
-    candidates: int = 32,
     heads: int = 8,
     positions: int = 64,
 ) -> Tensor:
@@ -160,16 +164,27 @@ def solve_p_drop(
         Scalar float32 tensor in [0, ceiling].
     """
     hidden = hidden[-positions:]
-    ids = head(hidden).topk(min(candidates, head.weight.shape[0]), dim=-1).indices
+    uniforms = _fixed_uniforms(hidden.shape[0], heads, hidden.shape[1], hidden.device)
+    if head.native:
+        found = rate_native.solve(
+            hidden,
+            head,
+            uniforms,
+            agreement=target_agreement,
+            ceiling=ceiling,
+            trials=_TRIALS,
+        )
+        if found is not None:
+            return found
+    ids = head(hidden).topk(min(_CANDIDATES, head.weight.shape[0]), dim=-1).indices
     parts = head.weight[ids].float().mul_(hidden[:, None])
     bias = parts.new_zeros(ids.shape) if head.bias is None else head.bias[ids].float()
-    uniforms = _fixed_uniforms(hidden.shape[0], heads, hidden.shape[1], hidden.device)
     share = _agreement(parts, bias, uniforms)
     low = torch.zeros((), device=hidden.device)
     high = torch.full((), ceiling, device=hidden.device)
     if share(high) >= target_agreement:
         return high
-    for _ in range(10):
+    for _ in range(_TRIALS):
         middle = (low + high) / 2
         enough = share(middle) >= target_agreement
         low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import rig
 import torch
 from rule_scenes import linear_head
 from torch import Tensor
@@ -167,16 +168,43 @@ def test_auto_takes_prompts_of_one_token_and_vocabularies_below_its_candidates()
     assert 0 <= solved(noise(5, 48), noise(8, 48, seed=1), 0.9) <= 0.3
 
 
+@rig.needs_compiler
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("size", [4096, 5000, 49_152])
-def test_the_argmax_of_a_large_vocabulary_is_the_first_of_its_ties(
-    dtype: torch.dtype, size: int
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("positions", "vocab"), [(64, 400), (64, 391), (9, 40), (1, 33), (5, 8)])
+@pytest.mark.parametrize("wanted", [0.01, 0.8, 0.95, 1.0])
+def test_machine_code_finds_the_same_rate(
+    wanted: float, positions: int, vocab: int, biased: bool, dtype: torch.dtype
+) -> None:
+    hidden, weight = noise(positions, 48).to(dtype), noise(vocab, 48, seed=1).to(dtype)
+    bias = noise(1, vocab, seed=2)[0].to(dtype) if biased else None
+    heads = [linear_head(weight, bias, native=native) for native in (False, True)]
+    # Which of equal logits is the greatest, topk does not say.
+    best = heads[0](hidden).topk(2).values
+    hidden = hidden[best[:, 0] > best[:, 1]]
+    found = [
+        float(solve_p_drop(hidden, head, target_agreement=wanted, ceiling=0.3)) for head in heads
+    ]
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("machine_code", [False, pytest.param(True, marks=rig.needs_compiler)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [1, 40, 4096, 5000, 49_152])
+def test_the_argmax_is_the_first_of_its_ties(
+    dtype: torch.dtype, size: int, machine_code: bool
 ) -> None:
     generator = torch.Generator().manual_seed(size)
     # Few different values: the greatest stands at many places.
     logits = torch.randint(-3, 4, (5, 3, size), generator=generator).to(dtype)
     logits[0, 0] = -torch.inf
+    logits[0, 1] = -logits[0, 1].abs()  # its greatest are 0 and -0, which are equal
     logits[1, 1, size - 1] = 9
     logits[1, 2, :2] = 9
+    logits[2] = torch.randn(3, size, generator=generator)
     wanted = [[row.tolist().index(max(row.tolist())) for row in each] for each in logits.float()]
-    assert first_argmax(logits).tolist() == wanted
+    assert first_argmax(logits, machine_code=machine_code).tolist() == wanted
+    across = logits.transpose(0, 1)
+    assert first_argmax(across, machine_code=machine_code).tolist() == [
+        list(each) for each in zip(*wanted, strict=True)
+    ]
