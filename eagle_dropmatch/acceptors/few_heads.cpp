@@ -4,8 +4,8 @@
 // visited from the root in the order of what they may lead to. A token's rivals are found block by
 // block: what a head's dropped dimensions took from a block's tokens lies between what the least
 // and the greatest weights of the block in each of these dimensions would have taken, and hardly
-// any block's greatest clean logit can make up for the difference. Of the others the columns are
-// read. Where rounding leaves a doubt, whole products decide: see the end.
+// any block's greatest clean logit can make up for the difference. In the others a head's own
+// logits are told of the tokens that could. Where rounding leaves a doubt, whole products decide: see the end.
 
 #include <algorithm>
 #include <cmath>
@@ -69,7 +69,6 @@ struct Step {
     int64_t rows, nodes, parents, heads, size, vocab;
     int64_t mask_nodes;  // masks a row: one for each node, or one for all
     const void* weight;  // [vocab, size]
-    const void* columns;   // [size, vocab], the same
     const void* least;     // [size, blocks], of the weights of each block in each dimension
     const void* greatest;  // [size, blocks]
     const float* bias;     // [vocab], or null
@@ -92,9 +91,9 @@ namespace {
 
 constexpr int64_t block = 32;  // tokens; target.py's BLOCK. The last of a vocabulary may have fewer
 
-// Numbers of columns that may be read for one head of one node: beyond it a whole product, which
-// all of a step's heads share, is cheaper.
-constexpr int64_t most_columns = 200'000;
+// Tokens that may be looked at for one head of one node: beyond it a whole product, which all of a
+// step's heads share, is cheaper.
+constexpr int64_t most_rivals = 1000;
 
 enum class Verdict { loses, wins, doubtful };
 
@@ -154,9 +153,15 @@ private:
                 for (int64_t d = 0; d < s.size; ++d) {
                     input[d] = uniform[d] < rate ? 0.0f : rounded(wide(hidden[d]) * scale, hidden);
                 }
+                // No branch: which dimensions are dropped, no processor can guess.
+                std::vector<int>& own = dropped[which];
+                own.resize(s.size);
+                int64_t count = 0;
                 for (int64_t d = 0; d < s.size; ++d) {
-                    if (uniform[d] < rate) dropped[which].push_back(static_cast<int>(d));
+                    own[count] = static_cast<int>(d);
+                    count += uniform[d] < rate;
                 }
+                own.resize(count);
             }
         }
     }
@@ -225,16 +230,37 @@ private:
         found.resize(blocks);
         for (int64_t number = 0; number < blocks; ++number) {
             const int64_t begin = number * block, length = std::min(block, s.vocab - begin);
-            found[number] = length == block ? greatest(clean + begin, block)  // unrolled
+            found[number] = length == block ? greatest_of_block(clean + begin)
                                             : greatest(clean + begin, length);
         }
         return found;
     }
 
-    static inline __attribute__((always_inline)) float greatest(const T* numbers, int64_t length) {
+    static float greatest(const T* numbers, int64_t length) {
         auto most = ordered(numbers[0]);
         for (int64_t i = 1; i < length; ++i) most = std::max(most, ordered(numbers[i]));
         return disordered(most);
+    }
+
+    // The same by whole vectors, of which each half is laid upon the other.
+    static float greatest_of_block(const T* numbers) {
+#ifdef __clang__
+        return greatest(numbers, block);  // there the plain loop becomes the same
+#else
+        using Bits = decltype(ordered(*numbers));
+        typedef Bits Vector __attribute__((vector_size(block * sizeof(Bits))));
+        Vector most;
+        std::memcpy(&most, numbers, sizeof most);
+        constexpr Bits sign = 8 * sizeof(Bits) - 1, others = static_cast<Bits>(~(Bits{1} << sign));
+        most ^= (most >> sign) & others;
+        Vector place;
+        for (int64_t i = 0; i < block; ++i) place[i] = static_cast<Bits>(i);
+        for (Bits half = block / 2; half > 0; half /= 2) {
+            const Vector turned = __builtin_shuffle(most, place ^ half);
+            most = most > turned ? most : turned;
+        }
+        return disordered(static_cast<Bits>(most[0]));
+#endif
     }
 
     // Whether a head's logit of a token beats the whole vocabulary.
@@ -249,7 +275,8 @@ private:
         const float bar = (value - slack * at_least_one(value)) / scale;
 
         // (1 - p) times the heads' logits are the clean ones less what was dropped.
-        reach = peaks_of(parent);
+        const std::vector<float>& highest = peaks_of(parent);
+        reach = highest;
         for (const int d : dropped[which]) {
             const float factor = -wide(hidden[d]);
             const T* extreme = typed(factor < 0 ? s.least : s.greatest) + d * blocks;
@@ -258,30 +285,23 @@ private:
                 reach[number] += most + 0x1p-20f * std::fabs(most);
             }
         }
-        int64_t near = 0;
         for (int64_t number = 0; number < blocks; ++number) {
             reach[number] += most_of_bias(number, scale);
-            near += reach[number] >= bar;
         }
-        const int64_t count = dropped[which].size();
-        if (near * count > most_columns) return Verdict::doubtful;
 
         const float order = std::sqrt(static_cast<float>(s.size)) * 0x1p-22f;
         const float room = order * at_least_one(value);
         const float low = rounded(value - room, clean), high = rounded(value + room, clean);
         bool doubtful = false;
+        int64_t rivals = 0;
         for (int64_t number = 0; number < blocks; ++number) {
             if (reach[number] < bar) continue;
-            float rest[block];
-            const int64_t begin = number * block, length = std::min(block, s.vocab - begin);
-            if (length == block) {
-                rest_of(which, hidden, clean, begin, block, rest);  // unrolled
-            } else {
-                rest_of(which, hidden, clean, begin, length, rest);
-            }
-            for (int64_t v = 0; v < length; ++v) {
-                const int64_t rival = begin + v;
-                if (rest[v] < bar || rival == token) continue;
+            // What this block's greatest clean logit lacks, none of its tokens has.
+            const float least = bar - (reach[number] - highest[number]);
+            const int64_t begin = number * block, end = std::min(begin + block, s.vocab);
+            for (int64_t rival = begin; rival < end; ++rival) {
+                if (wide(clean[rival]) < least || rival == token) continue;
+                if (++rivals > most_rivals) return Verdict::doubtful;
                 const float theirs = logit(input, rival), their_room = order * at_least_one(theirs);
                 const float worst = rounded(theirs - their_room, clean);
                 const float best = rounded(theirs + their_room, clean);
@@ -290,22 +310,6 @@ private:
             }
         }
         return doubtful ? Verdict::doubtful : Verdict::wins;
-    }
-
-    // (1 - p) times the head's logits of some tokens, nearly.
-    inline __attribute__((always_inline)) void rest_of(int64_t which, const T* hidden,
-                                                       const T* clean, int64_t begin,
-                                                       int64_t length, float* rest) const {
-        for (int64_t v = 0; v < length; ++v) rest[v] = wide(clean[begin + v]);
-        for (const int d : dropped[which]) {
-            const T* column = typed(s.columns) + d * s.vocab + begin;
-            const float factor = wide(hidden[d]);
-            for (int64_t v = 0; v < length; ++v) rest[v] -= factor * wide(column[v]);
-        }
-        if (s.bias) {
-            const float share = 1.0f / scales[which] - 1.0f;
-            for (int64_t v = 0; v < length; ++v) rest[v] += s.bias[begin + v] * share;
-        }
     }
 
     // A bias is not scaled: what it adds to (1 - p) times a head's logits is less than what it adds

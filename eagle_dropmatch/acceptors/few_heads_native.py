@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SOURCE = Path(__file__).with_name("few_heads.cpp")
 # In the order of few_heads.cpp's Step.
 _SIZES = ("rows", "nodes", "parents", "heads", "size", "vocab", "mask_nodes")
-_WEIGHTS = ("weight", "columns", "least", "greatest", "bias")
+_WEIGHTS = ("weight", "least", "greatest", "bias")
 _STATES = ("logits", "hidden", "uniforms", "rates")
 _TREE = ("parent_row", "parent_node", "slot", "above", "tokens", "choice")
 _FLAGS = ("also", "eligible", "accepted")
@@ -43,7 +43,6 @@ def few_heads(heads: Heads, also: Tensor | None, eligible: Tensor | None) -> Ten
     least, greatest = head.block_ranges
     tensors = {
         "weight": head.weight.detach(),
-        "columns": head.columns,
         "least": least,
         "greatest": greatest,
         "bias": None if head.bias is None else head.bias.float(),

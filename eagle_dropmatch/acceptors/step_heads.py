@@ -52,6 +52,7 @@ class Heads:
             context.steps,
             (nodes, rule.K, size),
             context.output.hidden.device,
+            machine_code=context.head.native,
         )
 
     def _at_parents(self, drawn: Tensor) -> Tensor:

@@ -114,6 +114,16 @@ def test_masks_follow_from_seed_row_and_step_alone() -> None:
         assert not torch.equal(mask_uniforms([11, 22], seed, [step, step], (3, 2, 8), CPU), base)
 
 
+@rig.needs_compiler
+@pytest.mark.parametrize("count", [1, 17, 623, 624, 625, 5000])
+def test_machine_code_draws_torchs_own_numbers(count: int) -> None:
+    keys, steps = [11, 22, 7, 2**60, 5], [4, 4, 0, 1, 9]
+    drawn = [
+        mask_uniforms(keys, 3, steps, (count, 2), CPU, machine_code=how) for how in (False, True)
+    ]
+    assert torch.equal(*drawn)
+
+
 def test_masks_leave_the_global_generator_where_it_was() -> None:
     before = torch.get_rng_state()
     mask_uniforms([1, 2], 0, [0, 0], (4, 8), CPU)
