@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import ModuleType
 import pytest
 import rig
 import torch
+from safetensors.torch import save_file
 
 from eagle_dropmatch import cli
 from eagle_dropmatch.decoder import SpeculativeDecoder
@@ -171,3 +173,24 @@ def test_a_python_without_it_is_one_line(
     public_eagle: ModuleType, python: str, told: str, refused_in_one_line: Callable[..., None]
 ) -> None:
     refused_in_one_line(public_eagle.main, ["--python", python], told)
+
+
+def test_a_targets_folder_is_made_readable_for_earlier_versions_and_left_as_it_is(
+    load_script: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    folder, into = tmp_path / "target", tmp_path / "made"
+    folder.mkdir()
+    into.mkdir()
+    save_file({"lm_head.weight": torch.zeros(2, 3)}, folder / "model.safetensors")
+    config = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    server = load_script("public_eagle_server", "benchmarks")
+    assert server.readable_target(folder, into) == into
+    made = {path.name: path for path in into.iterdir()}
+    assert json.loads(made["config.json"].read_text())["rope_theta"] == 5e5
+    assert "TokenizersBackend" not in made["tokenizer_config.json"].read_text()
+    index = json.loads(made["model.safetensors.index.json"].read_text())
+    assert index == {"weight_map": {"lm_head.weight": "model.safetensors"}}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
