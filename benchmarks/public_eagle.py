@@ -27,7 +27,8 @@ from typing import IO, Any, NamedTuple
 from eagle_dropmatch import cli
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.evals import first_turns
-from eagle_dropmatch.evals.statistics import Estimate, paired_ratio, ratio, require_scipy
+from eagle_dropmatch.evals.statistics import paired_ratio, ratio, require_scipy
+from eagle_dropmatch.evals.table import inline, table_lines
 from eagle_dropmatch.files import check_writable, write_text
 
 SERVER = Path(__file__).with_name("public_eagle_server.py")
@@ -114,12 +115,6 @@ def ours(
     return Answer(out.sequences[0, ids.shape[1] :].tolist(), accepted, seconds)
 
 
-def told(estimate: Estimate) -> str:
-    if estimate.interval is None:
-        return f"{estimate.value:.2f}"
-    return f"{estimate.value:.2f} [{estimate.interval.low:.2f}, {estimate.interval.high:.2f}]"
-
-
 def agree(ours: Sequence[int], theirs: Sequence[int]) -> bool:
     """Whether both are equal as far as both go."""
     return all(a == b for a, b in zip(ours, theirs, strict=False))
@@ -127,16 +122,13 @@ def agree(ours: Sequence[int], theirs: Sequence[int]) -> bool:
 
 def table(answers: dict[str, list[Answer]], base: dict[str, str]) -> list[str]:
     """A line an arm; ``base`` names the published arm that each is held against."""
-    lines = [
-        "| | tau | tokens/s | tokens/s over the published | same answers | same steps |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
+    body = []
     for arm, given in answers.items():
         tokens = [float(len(each.ids)) for each in given]
         seconds = [each.seconds for each in given]
         steps = [float(len(each.accepted)) for each in given]
         tau = ratio([each.committed for each in given], steps)
-        row = [arm, told(tau), f"{sum(tokens) / sum(seconds):.1f}"]
+        row = [arm, inline(tau, 2), f"{sum(tokens) / sum(seconds):.1f}"]
         if base[arm] == arm:
             row += ["1", "", ""]
         else:
@@ -147,9 +139,10 @@ def table(answers: dict[str, list[Answer]], base: dict[str, str]) -> list[str]:
             same = sum(agree(x.ids, y.ids) for x, y in pairs)
             # The limit cuts our last step, and theirs goes on behind it.
             alike = sum(agree(x.accepted[:-1], y.accepted) for x, y in pairs)
-            row += [told(faster), f"{same} of {len(pairs)}", f"{alike} of {len(pairs)}"]
-        lines.append(f"| {' | '.join(row)} |")
-    return lines
+            row += [inline(faster, 2), f"{same} of {len(pairs)}", f"{alike} of {len(pairs)}"]
+        body.append(row)
+    columns = ["", "tau", "tokens/s", "tokens/s over the published", "same answers", "same steps"]
+    return table_lines(columns, body)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -191,33 +184,30 @@ def main(argv: Sequence[str]) -> int:
         "mend_scores": not args.as_published,
     }
     shape = "/".join(map(str, settings["tree"]))
-    names = {
-        "plain": "published, plain",
-        "drawn": f"published, trees {shape}",
-        "ours plain": "ours, plain",
-        "ours drawn": f"ours, trees {shape}",
-        "ours chosen": "ours, trees of a chosen size",
+    plain, drawn = "published, plain", f"published, trees {shape}"
+    base = {
+        plain: plain,
+        drawn: drawn,
+        "ours, plain": plain,
+        f"ours, trees {shape}": drawn,
+        "ours, trees of a chosen size": drawn,
     }
     decoder.time_steps()
-    answers: dict[str, list[Answer]] = {name: [] for name in names.values()}
+    answers: dict[str, list[Answer]] = {arm: [] for arm in base}
+    most = args.max_new_tokens
     with serving(args.python, settings) as published:
         asked = tqdm([prompts[0], *prompts], unit="question", dynamic_ncols=True)
         for number, prompt in enumerate(asked):
-            most = args.max_new_tokens
-            turn = {
-                "plain": published.answer(prompt, most, draft=False),
-                "drawn": published.answer(prompt, most, draft=True),
-                "ours plain": ours(decoder, prompt, most, draft=False, adaptive=False),
-                "ours drawn": ours(decoder, prompt, most, draft=True, adaptive=False),
-                "ours chosen": ours(decoder, prompt, most, draft=True, adaptive=True),
-            }
+            turn = (
+                published.answer(prompt, most, draft=False),
+                published.answer(prompt, most, draft=True),
+                ours(decoder, prompt, most, draft=False, adaptive=False),
+                ours(decoder, prompt, most, draft=True, adaptive=False),
+                ours(decoder, prompt, most, draft=True, adaptive=True),
+            )
             if number:  # The first answers warm both up.
-                for arm, answer in turn.items():
-                    answers[names[arm]].append(answer)
-    base = {
-        name: names["plain" if arm in ("plain", "ours plain") else "drawn"]
-        for arm, name in names.items()
-    }
+                for given, answer in zip(answers.values(), turn, strict=True):
+                    given.append(answer)
     theirs = published.versions
     text = "\n".join(
         [

@@ -7,17 +7,20 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from eagle_dropmatch.assets import cache_dir
 from eagle_dropmatch.errors import UserError
 from eagle_dropmatch.files import check_writable
 from eagle_dropmatch.machine import device_name
 
+_PACKAGE = Path(__file__).parent
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # Behind torch's, which leave vectors to torch's own code generator.
 _FLAGS = ("-O3", "-ftree-loop-vectorize", "-ffp-contract=fast")
@@ -53,7 +56,7 @@ def build_all() -> None:
 
     UserError where that does not work.
     """
-    for source in sorted(Path(__file__).parent.rglob("*.cpp")):
+    for source in sorted(_PACKAGE.rglob("*.cpp")):
         library(source)
 
 
@@ -68,6 +71,27 @@ def kernel(source: Path, dtype: torch.dtype) -> Any:
     return getattr(library(source), f"{source.stem}_{_DTYPES[dtype]}")
 
 
+def numbers_and_places(*values: int | Tensor) -> list[Any]:
+    """What a function gets: int64 as they are, and where the numbers of a contiguous tensor lie."""
+    return [
+        ctypes.c_void_p(each.data_ptr()) if isinstance(each, Tensor) else ctypes.c_int64(each)
+        for each in values
+    ]
+
+
+def record(
+    kind: type[ctypes.Structure], tensors: Mapping[str, Tensor | None], **numbers: float
+) -> Any:
+    """A structure of numbers and of places of tensors, which null stands for where there is none.
+
+    Tensors that are not contiguous are copied; all of them live as long as the structure does.
+    """
+    held = {name: each.contiguous() for name, each in tensors.items() if each is not None}
+    made: Any = kind(**numbers, **{name: each.data_ptr() for name, each in held.items()})
+    made.held = held
+    return made
+
+
 @cache
 def library(source: Path) -> ctypes.CDLL:
     """A C++ file as a library, built first where it must be, which takes seconds.
@@ -80,7 +104,7 @@ def library(source: Path) -> ctypes.CDLL:
 
     options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=_FLAGS)
     about = (
-        source.read_text(encoding="utf-8"),
+        *(each.read_text(encoding="utf-8") for each in (source, *sorted(_PACKAGE.rglob("*.h")))),
         CppBuilder(source.stem, source.name, options).get_command_line(),
         device_name(torch.device("cpu")),
     )

@@ -9,7 +9,6 @@ are kept where they equal the target's choice is lossless, bit for bit and not i
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import math
 from collections.abc import Sequence
@@ -183,11 +182,7 @@ def first_argmax(logits: Tensor, *, machine_code: bool = False) -> Tensor:
         found = torch.empty(logits.shape[:-1], dtype=torch.int64)
         rows = logits.contiguous()
         sizes = (found.numel(), logits.shape[-1], torch.get_num_threads())
-        run(
-            ctypes.c_void_p(rows.data_ptr()),
-            *map(ctypes.c_int64, sizes),
-            ctypes.c_void_p(found.data_ptr()),
-        )
+        run(*native.numbers_and_places(rows, *sizes, found))
         return found
     size = logits.shape[-1]
     blocks = math.gcd(size, _BLOCKS)

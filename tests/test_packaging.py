@@ -107,10 +107,11 @@ def test_wheel_holds_the_files_of_the_trace_page(wheel_names: set[str]) -> None:
 
 
 def test_wheel_holds_every_cpp_file(wheel_names: set[str], repository: Path) -> None:
+    package = repository / "eagle_dropmatch"
     files = [
-        path.relative_to(repository) for path in (repository / "eagle_dropmatch").rglob("*.cpp")
+        path.relative_to(repository) for end in ("cpp", "h") for path in package.rglob(f"*.{end}")
     ]
-    assert files
+    assert {path.suffix for path in files} == {".cpp", ".h"}
     assert {path.as_posix() for path in files} <= wheel_names
 
 

@@ -13,19 +13,9 @@
 #include <cstring>
 #include <vector>
 
+#include "../numbers.h"
+
 namespace {
-
-struct Bfloat16 {
-    uint16_t bits;
-};
-
-inline float wide(float x) { return x; }
-inline float wide(Bfloat16 x) {
-    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-    float out;
-    std::memcpy(&out, &bits, sizeof out);
-    return out;
-}
 
 // To the nearest number of the model's dtype, ties to even.
 inline float rounded(float x, const float*) { return x; }
@@ -36,27 +26,6 @@ inline float rounded(float x, const Bfloat16*) {
     bits &= 0xffff0000;
     std::memcpy(&x, &bits, sizeof x);
     return x;
-}
-
-// Integers in the order of the numbers, whose maximum the compiler finds by whole vectors, and back.
-inline int32_t ordered(float x) {
-    int32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits ^ ((bits >> 31) & 0x7fffffff);
-}
-inline int16_t ordered(Bfloat16 x) {
-    const int16_t bits = static_cast<int16_t>(x.bits);
-    return bits ^ ((bits >> 15) & 0x7fff);
-}
-inline float disordered(int32_t order) {
-    order ^= (order >> 31) & 0x7fffffff;
-    float out;
-    std::memcpy(&out, &order, sizeof out);
-    return out;
-}
-inline float disordered(int16_t order) {
-    order ^= (order >> 15) & 0x7fff;
-    return wide(Bfloat16{static_cast<uint16_t>(order)});
 }
 
 inline float epsilon(const float*) { return 0x1p-23f; }

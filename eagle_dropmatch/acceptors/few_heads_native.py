@@ -60,10 +60,10 @@ def few_heads(heads: Heads, also: Tensor | None, eligible: Tensor | None) -> Ten
         "eligible": eligible,
         "accepted": accepted,
     }
-    # Held here, where copies had to be made, until the function returns.
-    held = {name: each.contiguous() for name, each in tensors.items() if each is not None}
     rows, nodes = tree.tokens.shape
-    step = _Step(
+    step = native.record(
+        _Step,
+        tensors,
         rows=rows,
         nodes=nodes,
         parents=parents.count,
@@ -71,6 +71,5 @@ def few_heads(heads: Heads, also: Tensor | None, eligible: Tensor | None) -> Ten
         size=masks.shape[-1],
         vocab=head.weight.shape[0],
         mask_nodes=masks.shape[1],
-        **{name: each.data_ptr() for name, each in held.items()},
     )
     return accepted if run(ctypes.byref(step)) else None

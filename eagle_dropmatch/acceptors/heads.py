@@ -6,7 +6,6 @@ touched: weights, KV cache and the clean logits are not.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import math
@@ -86,11 +85,8 @@ def mask_uniforms(
     if machine_code and device.type == "cpu":
         keys = torch.tensor(seeds)
         sizes = (len(seeds), math.prod(shape), torch.get_num_threads())
-        native.kernel(_UNIFORMS, out.dtype)(
-            ctypes.c_void_p(keys.data_ptr()),
-            *map(ctypes.c_int64, sizes),
-            ctypes.c_void_p(out.data_ptr()),
-        )
+        run = native.kernel(_UNIFORMS, out.dtype)
+        run(*native.numbers_and_places(keys, *sizes, out))
         return out
     generator = torch.Generator(device)
     for numbers, each in zip(out, seeds, strict=True):
@@ -186,8 +182,10 @@ def solve_p_drop(
     """
     hidden = hidden[-positions:]
     uniforms = _fixed_uniforms(hidden.shape[0], heads, hidden.shape[1], hidden.device)
+    logits = head(hidden)
     if head.native:
         found = rate_native.solve(
+            logits,
             hidden,
             head,
             uniforms,
@@ -197,7 +195,7 @@ def solve_p_drop(
         )
         if found is not None:
             return found
-    ids = head(hidden).topk(min(_CANDIDATES, head.weight.shape[0]), dim=-1).indices
+    ids = logits.topk(min(_CANDIDATES, head.weight.shape[0]), dim=-1).indices
     parts = head.weight[ids].float().mul_(hidden[:, None])
     bias = parts.new_zeros(ids.shape) if head.bias is None else head.bias[ids].float()
     share = _agreement(parts, bias, uniforms)

@@ -4,22 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
+#include "../numbers.h"
+
 namespace {
-
-struct Bfloat16 {
-    uint16_t bits;
-};
-
-inline float wide(float x) { return x; }
-inline float wide(Bfloat16 x) {
-    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-    float out;
-    std::memcpy(&out, &bits, sizeof out);
-    return out;
-}
 
 constexpr int64_t members = 32;     // tokens of a group, whose greatest logit is looked at first
 constexpr int64_t candidates = 32;  // tokens that compete at a position, heads.py's

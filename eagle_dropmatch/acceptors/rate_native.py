@@ -27,6 +27,7 @@ class _Prompt(ctypes.Structure):
 
 
 def solve(
+    logits: Tensor,
     hidden: Tensor,
     head: LMHead,
     uniforms: Tensor,
@@ -38,12 +39,12 @@ def solve(
     """The rate, a float32 scalar; None where ``solve_p_drop`` has to find it itself.
 
     Args:
-        hidden: [P, D], the LM head's input at the positions that are looked at.
+        logits: [P, V], clean, at the positions that are looked at.
+        hidden: [P, D], the LM head's input there.
         uniforms: [P, K, D] float32.
         agreement, ceiling: as for ``solve_p_drop``.
         trials: of the bisection.
     """
-    logits = head(hidden)
     dtypes = {each.dtype for each in (head.weight, hidden, logits)}
     run = native.kernel(_SOURCE, hidden.dtype) if len(dtypes) == 1 else None
     if run is None:
@@ -56,10 +57,10 @@ def solve(
         "bias": None if head.bias is None else head.bias.float(),
         "uniforms": uniforms,
     }
-    # Held here, where copies had to be made, until the function returns.
-    held = {name: each.contiguous() for name, each in tensors.items() if each is not None}
     positions, heads, size = uniforms.shape
-    prompt = _Prompt(
+    prompt = native.record(
+        _Prompt,
+        tensors,
         positions=positions,
         heads=heads,
         size=size,
@@ -68,6 +69,5 @@ def solve(
         threads=torch.get_num_threads(),
         agreement=agreement,
         ceiling=ceiling,
-        **{name: each.data_ptr() for name, each in held.items()},
     )
     return torch.tensor(run(ctypes.byref(prompt)))

@@ -30,14 +30,7 @@ from .checkpoints import (
 )
 from .folder import RunFolder, default_folder
 from .options import RULE_FLAGS, EvalOptions
-from .plan import (
-    EXACT,
-    NO_DRAFTING,
-    ArmSpec,
-    flags_of,
-    make_rules,
-    plan_run,
-)
+from .plan import EXACT, NO_DRAFTING, ArmSpec, flags_of, make_rules, plan_run
 from .progress import RunProgress
 from .provenance import header_lines, run_arguments, session
 from .quality import judge_turn

@@ -43,6 +43,16 @@ class TestWithACompiler:
         assert native.library(source).answer() == 43
         assert len(built(tmp_path)) == 2
 
+    def test_a_file_is_built_again_when_a_header_changes(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(native, "_PACKAGE", tmp_path)
+        source.write_text('#include "said.h"\nextern "C" int answer() { return said; }\n')
+        for said in (42, 43):
+            (tmp_path / "said.h").write_text(f"constexpr int said = {said};\n")
+            native.library.cache_clear()
+            assert native.library(source).answer() == said
+
     def test_a_damaged_library_is_built_again(self, source: Path, tmp_path: Path) -> None:
         builder = native.library(source)
         assert builder.answer() == 42
